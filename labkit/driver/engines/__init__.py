@@ -1,0 +1,1 @@
+"""Ways to start N rank processes. Nothing above an engine knows where they run."""

@@ -1,0 +1,217 @@
+"""Starts ranks on this machine, by asking the nursery to fork them.
+
+The nursery (`labkit.worker.nursery`) is a process of its own; this is the kernel's end
+of the socket to it. One run at a time uses it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, BinaryIO
+
+from labkit.core.errors import StartFailed
+
+START_S = 120.0  # importing torch takes seconds, on a cold network disk many more
+NURSERY_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from labkit.worker.nursery import main; main(int(sys.argv[1]))"
+)
+
+
+class Nursery:
+    """The kernel's end of the socket to one nursery process."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.control = ours
+        self.owner_pid = os.getpid()
+        self.stderr = tempfile.TemporaryFile()
+        self.buffer = b""
+        self.lock = threading.Lock()
+        environment = dict(os.environ)
+        # The ranks get the kernel's environment anew at each launch. This one only has
+        # to hold until torch is imported.
+        for name in list(environment):
+            if name in RENDEZVOUS_NAMES:
+                del environment[name]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", NURSERY_CODE, str(theirs.fileno()),
+                 json.dumps(sys.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self.stderr,
+                stderr=self.stderr,
+                env=environment,
+                start_new_session=True,  # the kernel's interrupt must not reach it
+            )  # fmt: skip
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs and belongs to this process, not to one that forked us."""
+        return self.owner_pid == os.getpid() and self.process.poll() is None
+
+    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        with self.lock:
+            try:
+                if descriptors:
+                    socket.send_fds(self.control, [data], list(descriptors))
+                else:
+                    self.control.sendall(data)
+            except OSError as error:
+                raise self.lost() from error
+
+    def receive(self, timeout: float) -> list[dict[str, Any]]:
+        """Messages that have arrived, waiting at most `timeout` seconds for one.
+
+        Raises:
+            StartFailed: the nursery has ended.
+        """
+        ready, _, _ = select.select([self.control], [], [], timeout)
+        if not ready:
+            return []
+        try:
+            data = self.control.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise self.lost()
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def lost(self) -> StartFailed:
+        """The error for a nursery that has ended, with its last words."""
+        try:
+            status = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - 2000))
+        words = self.stderr.read().decode(errors="replace").strip()
+        return StartFailed(
+            f"the nursery, from which ranks are forked, ended (exit status {status}). "
+            f"The next launch starts a new one. Its last output: {words or 'none'}"
+        )
+
+    def close(self) -> None:
+        """Close our end; the nursery ends what it started, then itself."""
+        if self.owner_pid != os.getpid():
+            return
+        self.control.close()
+        self.process.terminate()  # it may be in the middle of its imports
+        self.process.wait()
+        self.stderr.close()
+
+
+class LocalEngine:
+    """Keeps one nursery and starts ranks from it."""
+
+    def __init__(self) -> None:
+        self.nursery: Nursery | None = None
+        self.lock = threading.Lock()
+        atexit.register(self.close)
+
+    def warm(self) -> Nursery:
+        """The running nursery, started if there is none; does not wait for it."""
+        with self.lock:
+            if self.nursery is None or not self.nursery.alive:
+                self.nursery = Nursery()
+            return self.nursery
+
+    def start(self, num_ranks: int, job: BinaryIO) -> RankProcesses:
+        """Fork `num_ranks` ranks that read `job`.
+
+        Raises:
+            StartFailed: the nursery or a rank did not come up.
+        """
+        nursery = self.warm()
+        nursery.send({"fork": num_ranks}, (job.fileno(),))
+        return RankProcesses(nursery, num_ranks)
+
+    def close(self) -> None:
+        with self.lock:
+            if self.nursery is not None:
+                self.nursery.close()
+                self.nursery = None
+
+
+class RankProcesses:
+    """The processes of one run: how they ended, and the means to end them."""
+
+    def __init__(self, nursery: Nursery, num_ranks: int) -> None:
+        self.nursery = nursery
+        self.num_ranks = num_ranks
+        self.asked_at = time.monotonic()
+        self.pids: list[int] | None = None  # None until the nursery has answered
+        self.statuses: dict[int, int] = {}  # by rank, as os.waitstatus_to_exitcode
+        self.kill_asked = False
+
+    @property
+    def ended(self) -> bool:
+        return self.pids is not None and len(self.statuses) == len(self.pids)
+
+    def poll(self, timeout: float) -> None:
+        """Take in what the nursery reports, waiting at most `timeout` seconds.
+
+        Raises:
+            StartFailed: the nursery ended, could not fork, or does not answer.
+        """
+        for message in self.nursery.receive(timeout):
+            if "pids" in message:
+                self.pids = message["pids"]
+                if self.kill_asked:
+                    self.kill()
+                if message["error"]:
+                    self.kill()
+                    raise StartFailed(
+                        f"{message['error']}. Ask for fewer ranks, or raise the limit"
+                    )
+            elif "exit" in message and message["exit"] in (self.pids or ()):
+                rank = self.pids.index(message["exit"])
+                self.statuses[rank] = message["status"]
+        if self.pids is None and time.monotonic() - self.asked_at > START_S:
+            raise StartFailed(
+                f"the nursery has not imported torch within {START_S:.0f} s; "
+                "see whether `import torch` works in this kernel"
+            )
+
+    def kill(self) -> None:
+        """End every rank of this run that has not ended, and all that it started."""
+        self.kill_asked = True
+        if self.pids is not None:
+            pids = [
+                pid for rank, pid in enumerate(self.pids) if rank not in self.statuses
+            ]
+            self.nursery.send({"kill": pids})
+
+
+# Left behind by another launcher, these would send ranks to the wrong place.
+RENDEZVOUS_NAMES = frozenset(
+    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE "
+    "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
+    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
+    "TORCHELASTIC_USE_AGENT_STORE".split()
+)
+
+
+def rank_environment() -> dict[str, str]:
+    """What the kernel's environment is now, fit for ranks on this one machine."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in RENDEZVOUS_NAMES
+    }
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    # Ranks of one machine need no host name and no other interface.
+    environment["GLOO_SOCKET_IFNAME"] = loopback
+    environment["NCCL_SOCKET_IFNAME"] = loopback
+    return environment

@@ -1,0 +1,262 @@
+"""Starts a run: `start` returns at once, `launch` waits in the cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from labkit.core.checks import positive_int
+from labkit.core.errors import RunInProgress
+from labkit.core.hardware import Hardware
+from labkit.core.spec import LaunchSpec
+from labkit.driver import backend as backends
+from labkit.driver import directory, machine, ship
+from labkit.driver.engines.local import LocalEngine, rank_environment
+from labkit.driver.monitor import Monitor
+from labkit.driver.run import Run
+from labkit.driver.telemetry import Telemetry
+
+SYSTEMS = ("linux", "darwin")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A launch whose arguments have been checked and whose function is packed."""
+
+    spec: LaunchSpec
+    parcel: ship.Parcel
+    hardware: Hardware
+
+
+def prepare(
+    function: Callable,
+    ranks: int,
+    args: tuple,
+    kwargs: dict[str, Any] | None,
+    backend: str,
+    device: str,
+    stall_s: float,
+    timeout_s: float | None,
+    name: str | None,
+) -> Request:
+    """Check everything that can be checked before a process starts."""
+    kwargs = dict(kwargs or {})
+    check_call(function, args, kwargs)
+    ranks = positive_int("ranks", ranks)
+    hardware = machine.detect()
+    choice = backends.choose(ranks, backend, device, hardware=hardware)
+    backends.check_memory(ranks, hardware)
+    spec = LaunchSpec(
+        name=name or getattr(function, "__name__", "run").strip("<>"),
+        ranks=ranks,
+        backend=choice.backend,
+        device=choice.device,
+        num_gpus=hardware.usable_gpus if choice.device == "cuda" else 0,
+        threads=backends.threads_per_rank(ranks, hardware),
+        stall_s=stall_s,
+        timeout_s=timeout_s,
+        started_at=time.time(),
+        why=choice.why,
+    )
+    return Request(
+        spec=spec, parcel=ship.pack(function, args, kwargs), hardware=hardware
+    )
+
+
+class Launcher:
+    """Starts runs, one at a time. A kernel has one of these, `LAUNCHER`."""
+
+    def __init__(self) -> None:
+        self.engine = LocalEngine()
+        self.current: Run | None = None
+        self.lock = threading.Lock()
+
+    def begin(self, request: Request) -> Run:
+        """Start the ranks of a request and the monitor that follows them."""
+        with self.lock:
+            self.refuse_second()
+            self.current = self.start_ranks(request)
+            return self.current
+
+    def refuse_second(self) -> None:
+        run = self.current
+        if run is not None and not run.done:
+            steps = [run.telemetry.last_step(rank) for rank in range(run.ranks)]
+            logged = [step for step in steps if step is not None]
+            where = f"step {max(logged)}" if logged else "no step logged yet"
+            raise RunInProgress(
+                f"{run.name} is still running ({run.ranks} ranks, {where}); wait for it "
+                "with run.wait(), or end it with run.stop()"
+            )
+
+    def start_ranks(self, request: Request) -> Run:
+        """Write the run's directory, then start its ranks and its monitor."""
+        spec, parcel = request.spec, request.parcel
+        environment = rank_environment()
+        path = directory.create_run_dir(spec.name, spec.started_at)
+        directory.write_file(path / "spec.json", spec.to_json())
+        directory.write_file(
+            path / "environment.json",
+            directory.describe_environment(request.hardware, environment),
+        )
+        header = {
+            "run_dir": str(path),
+            "spec": dataclasses.asdict(spec),
+            "environment": environment,
+            "directory": os.getcwd(),
+            "module_path": sys.path,
+            "argv": sys.argv,
+            "sources": parcel.sources,
+            "key": directory.user_key().hex(),
+        }
+        telemetry = Telemetry(path, spec.ranks)
+        with job_file(header, parcel.payload) as job:
+            processes = self.engine.start(spec.ranks, job)
+        monitor = Monitor(path, spec, processes, telemetry)
+        run = Run(path, spec, telemetry, monitor)
+        monitor.start()
+        return run
+
+
+@contextmanager
+def job_file(header: dict[str, Any], payload: bytes) -> Iterator[BinaryIO]:
+    """What the ranks read, in a file that has no name: a JSON line, then the pickle."""
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(header).encode() + b"\n")
+        file.write(payload)
+        file.flush()
+        yield file
+
+
+def check_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Refuse what could not be called in a rank, before anything starts."""
+    if sys.platform not in SYSTEMS:
+        raise OSError(
+            "labkit's ranks need Linux or macOS; on Windows use WSL2 or a hosted notebook"
+        )
+    if not callable(function):
+        raise TypeError(
+            f"launch takes a function whose first argument is the worker, not {function!r}"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"{name}{signature} cannot be called as {name}(worker, "
+            f"{shown_arguments(args, kwargs)}): {error}. Pass arguments with "
+            "args=(...) and kwargs={...}; the first one is always the worker"
+        ) from None
+
+
+def shown_arguments(args: tuple, kwargs: dict[str, Any]) -> str:
+    return ", ".join(["..." for _ in args] + [f"{name}=..." for name in kwargs])
+
+
+def watch(run: Run, *, show_lines: bool) -> None:
+    """Draw the run live where there is a notebook to draw in."""
+    from labkit.view import live
+
+    if live.in_notebook():
+        run.view = live.LiveView(
+            tables=run.telemetry.tables,
+            title=run.title,
+            ended=run.monitor.ended,
+            lines=run.monitor.lines if show_lines else None,
+        )
+        run.view.start()
+
+
+LAUNCHER = Launcher()
+
+
+def start(
+    function: Callable,
+    ranks: int,
+    *,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    backend: str = "auto",
+    device: str = "auto",
+    live: bool = True,
+    stall_s: float = 30,
+    timeout_s: float | None = None,
+    name: str | None = None,
+) -> Run:
+    """Run `function(worker, *args, **kwargs)` on `ranks` processes; return at once.
+
+    Use `run.wait()`, `await run` and `run.stop()` on what is returned. The cell that
+    started the run shows its live figure and the lines that ranks print.
+
+    Args:
+        function: what each rank runs; its first argument is the `Worker` handle. It
+            may be defined in a cell, and may use what other cells define.
+        ranks: number of processes.
+        args: further positional arguments.
+        kwargs: keyword arguments.
+        backend: "nccl", "gloo", or "auto": NCCL when there is a GPU for every rank.
+        device: "cuda", "cpu", or "auto". device="cuda" with backend="gloo" lets
+            several ranks share a GPU.
+        live: whether to draw the run while it works, in a notebook.
+        stall_s: seconds that a collective may wait for its peers before it fails.
+        timeout_s: seconds after which the run is ended; None for no limit.
+        name: what tables and figures call the run; by default the function's name.
+
+    Raises:
+        ValueError, TypeError: the arguments cannot work here; nothing was started.
+        CannotSend: the function uses something that cannot travel to a process.
+        RunInProgress: this notebook has a run that has not ended.
+    """
+    request = prepare(
+        function, ranks, args, kwargs, backend, device, stall_s, timeout_s, name
+    )
+    run = LAUNCHER.begin(request)
+    if live:
+        watch(run, show_lines=True)
+    return run
+
+
+def launch(
+    function: Callable,
+    ranks: int,
+    *,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    backend: str = "auto",
+    device: str = "auto",
+    live: bool = True,
+    stall_s: float = 30,
+    timeout_s: float | None = None,
+    name: str | None = None,
+) -> Run:
+    """Run `function(worker, *args, **kwargs)` on `ranks` processes; wait for the end.
+
+    Takes what `start` takes. Below the cell, what ranks print appears as it comes, and
+    loss, throughput and memory grow. The kernel's stop button ends the run, which is
+    then returned with status "stopped" and what it had logged.
+
+    Raises:
+        RankFailed: a rank failed; leads with that rank's own traceback.
+        RunTimedOut: the run took longer than `timeout_s`.
+        ValueError, TypeError, CannotSend, RunInProgress: as for `start`.
+    """
+    request = prepare(
+        function, ranks, args, kwargs, backend, device, stall_s, timeout_s, name
+    )
+    run = LAUNCHER.begin(request)
+    if live:
+        watch(run, show_lines=False)
+    return run.follow(print_lines=True)

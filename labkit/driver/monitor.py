@@ -1,0 +1,135 @@
+"""Follows a run from its first process to its last, on a thread of its own.
+
+It reads telemetry and printed lines, notices the first failure and ends the others,
+keeps the time limit, and writes down how the run ended.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from pathlib import Path
+
+from labkit.core.errors import LabkitError, RankFailed, RunTimedOut
+from labkit.core.spec import LaunchSpec
+from labkit.driver.directory import write_file
+from labkit.driver.engines.local import RankProcesses
+from labkit.driver.outcome import find_failure
+from labkit.driver.telemetry import Printed, Telemetry
+
+POLL_S = 0.03
+RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
+
+
+class Monitor:
+    """Follows one run.
+
+    Attributes:
+        status: "running", then "finished", "failed" or "stopped".
+        error: why it failed, None otherwise.
+        lines: what ranks printed, labelled, for the cell to take out.
+        ended: set when nothing of the run is left and everything is written down.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        spec: LaunchSpec,
+        processes: RankProcesses,
+        telemetry: Telemetry,
+    ) -> None:
+        self.path = path
+        self.spec = spec
+        self.processes = processes
+        self.telemetry = telemetry
+        self.printed = Printed(path, spec.ranks)
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.status = RUNNING
+        self.error: LabkitError | None = None
+        self.ended = threading.Event()
+        self.stop_asked = threading.Event()
+        self.started = time.monotonic()
+        name = f"labkit monitor of {spec.name}"
+        self.thread = threading.Thread(target=self.follow, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Ask for the end of the run; returns at once, from any thread."""
+        self.stop_asked.set()
+
+    def follow(self) -> None:
+        """The thread: poll until every rank has ended, then write down the outcome."""
+        status = FAILED
+        try:
+            while not self.processes.ended:
+                self.processes.poll(POLL_S)
+                self.read()
+                self.intervene()
+            status = self.conclude()
+        except LabkitError as error:
+            self.error = error
+        except BaseException as error:  # the thread's edge: it becomes the run's error
+            self.error = LabkitError(
+                f"labkit itself failed while following the run: {error!r}"
+            )
+            self.error.__cause__ = error
+            self.processes.kill()
+        finally:
+            self.put(self.printed.finish())
+            self.write_end(status)
+            self.status = status
+            self.ended.set()
+
+    def read(self) -> None:
+        self.telemetry.poll()
+        self.put(self.printed.poll())
+
+    def put(self, lines: list[str]) -> None:
+        for line in lines:
+            self.lines.put(line)
+
+    def intervene(self) -> None:
+        """End the run when it was stopped, has failed or has taken too long."""
+        if self.processes.kill_asked:
+            return
+        limit = self.spec.timeout_s
+        if self.stop_asked.is_set():
+            self.processes.kill()
+        elif self.error is not None or self.find_failure():
+            self.processes.kill()
+        elif limit is not None and time.monotonic() - self.started > limit:
+            self.error = RunTimedOut(
+                f"the run was ended after timeout_s={limit:g} seconds; "
+                f"{self.steps_reached()}. Raise timeout_s, or ask for fewer steps"
+            )
+            self.processes.kill()
+
+    def find_failure(self) -> RankFailed | None:
+        killed = self.processes.kill_asked
+        return find_failure(self.telemetry, self.processes.statuses, killed)
+
+    def steps_reached(self) -> str:
+        steps = (self.telemetry.last_step(rank) for rank in range(self.spec.ranks))
+        return ", ".join(
+            f"rank {rank} had logged " + ("no step" if step is None else f"step {step}")
+            for rank, step in enumerate(steps)
+        )
+
+    def conclude(self) -> str:
+        """Every rank has ended: how did the run end?"""
+        self.telemetry.finish()
+        if len(self.telemetry.results) == self.spec.ranks:
+            return FINISHED
+        if self.error is None and not self.stop_asked.is_set():
+            self.error = self.find_failure()
+        return STOPPED if self.error is None else FAILED
+
+    def write_end(self, status: str) -> None:
+        end = {"status": status, "ended_at": time.time()}
+        if self.error is not None:
+            end["error"] = str(self.error)
+        write_file(self.path / "end.json", json.dumps(end, indent=1))

@@ -1,0 +1,193 @@
+"""What a rank does from its first to its last instruction.
+
+ 1. watch the nursery, so that the rank ends when the nursery does
+ 2. send stdout and stderr, those of C code too, to this rank's log file
+ 3. take over the kernel's present environment, directory and module path
+ 4. choose the device and join the process group
+ 5. run the function
+ 6. deliver the result, or the error, and leave
+
+A rank leaves with `os._exit`: freeing a DDP model after its process group is gone can
+deadlock (its reducer joins gloo's thread, which waits for the GIL), and everything
+that matters is on disk by then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import json
+import linecache
+import mmap
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.core import events
+from labkit.core.spec import LaunchSpec
+from labkit.worker import deliver
+from labkit.worker.emit import Emitter
+from labkit.worker.worker import Worker
+
+LINE_BUFFERED = 1  # _IOLBF of stdio.h
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
+
+
+def run_rank(rank: int, job_fd: int, alive_fd: int) -> None:
+    """Run one rank of the job and leave the process."""
+    threading.Thread(target=end_with_nursery, args=[alive_fd], daemon=True).start()
+    with mmap.mmap(job_fd, 0, access=mmap.ACCESS_READ) as job:
+        header_end = job.find(b"\n")
+        header = json.loads(job[:header_end])
+        payload = job[header_end + 1 :]
+    os.close(job_fd)
+    run_dir = Path(header["run_dir"])
+    redirect_output(run_dir / f"rank-{rank}.log")
+    spec = LaunchSpec(**header["spec"])
+    emitter = Emitter(run_dir, rank, spec.started_at)
+    status = 1
+    worker = None
+    try:
+        adopt_kernel(header, rank, spec.ranks)
+        worker = join(rank, spec, run_dir, emitter)
+        function, args, kwargs = pickle.loads(payload)
+        del payload
+        value = function(worker, *args, **kwargs)
+        result = deliver.write(value, run_dir, rank, bytes.fromhex(header["key"]))
+        emitter.emit(events.RESULT, result)
+        wait_for_peers(spec, rank)
+        status = 0
+    except BaseException as error:  # the edge of the process: it becomes an event
+        step = None if worker is None else worker.step
+        emitter.emit(events.ERROR, describe(error, step))
+    finally:
+        flush_output()
+        os._exit(status)
+
+
+def end_with_nursery(alive_fd: int) -> None:
+    """Wait for the end of file that the nursery's death brings, then end everything."""
+    os.read(alive_fd, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def redirect_output(path: Path) -> None:
+    """Point descriptors 1 and 2 at the log, line by line in Python and in C."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    libc = ctypes.CDLL(None)
+    stdout = "__stdoutp" if sys.platform == "darwin" else "stdout"
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, stdout), None, LINE_BUFFERED, 0)
+
+
+def flush_output() -> None:
+    """Write out whatever Python and C still hold in their buffers."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # the function closed or replaced it; its own flush was its own
+    ctypes.CDLL(None).fflush(None)
+
+
+def adopt_kernel(header: dict[str, Any], rank: int, ranks: int) -> None:
+    """Take over environment, directory, module path and cell sources of the kernel."""
+    os.environ.clear()
+    os.environ.update(header["environment"])
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+    )  # fmt: skip
+    sys.path[:] = header["module_path"]
+    sys.argv = header["argv"]
+    os.chdir(header["directory"])
+    for name, source in header["sources"].items():
+        # without a modification time linecache never looks for such a file
+        lines = source.splitlines(keepends=True)
+        linecache.cache[name] = (len(source), None, lines, name)
+
+
+def join(rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter) -> Worker:
+    """Choose the device, form the process group and report that the rank is up."""
+    torch.set_num_threads(spec.threads)
+    if spec.device == "cuda":
+        # Before the group forms: NCCL binds to the current device.
+        device = torch.device("cuda", rank % spec.num_gpus)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    dist.init_process_group(
+        spec.backend,
+        init_method=f"file://{run_dir}/rendezvous",
+        rank=rank,
+        world_size=spec.ranks,
+        timeout=datetime.timedelta(seconds=spec.stall_s),
+        device_id=device if spec.backend == "nccl" else None,
+    )
+    up = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
+    if device.type == "cuda":
+        up["device_name"] = torch.cuda.get_device_name(device)
+    emitter.emit(events.START, up)
+    return Worker(rank, spec.ranks, device, emitter)
+
+
+def wait_for_peers(spec: LaunchSpec, rank: int) -> None:
+    """With NCCL a rank must outlive its peers' last reads of its GPU memory.
+
+    gloo's messages are on their way once its call returns, and a rank that leaves
+    early is noticed by the others at once; so there it must not wait.
+    """
+    if spec.backend != "nccl":
+        return
+    torch.cuda.synchronize()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"labkit/finished/{rank}", "1")
+    # No limit of its own: the driver ends the run when a peer fails or stalls.
+    for peer in range(spec.ranks):
+        store.wait([f"labkit/finished/{peer}"], datetime.timedelta(days=1))
+
+
+def describe(error: BaseException, step: int | None) -> events.Event:
+    """The `error` event: the learner's own frames, labkit's left out."""
+    trace = traceback.TracebackException.from_exception(error)
+    for part in chain(trace):
+        kept = [frame for frame in part.stack if not frame.filename.startswith(PACKAGE)]
+        if kept:
+            part.stack = traceback.StackSummary.from_list(kept)
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(trace.format()),
+        "step": step,
+    }
+
+
+def chain(trace: traceback.TracebackException) -> list[traceback.TracebackException]:
+    """A traceback with everything that it was raised from or during."""
+    parts, found = [trace], []
+    while parts:
+        part = parts.pop()
+        found.append(part)
+        linked = (
+            part.__cause__,
+            part.__context__,
+            *(getattr(part, "exceptions", None) or ()),
+        )
+        parts += [other for other in linked if other is not None]
+    return found

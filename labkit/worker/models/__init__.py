@@ -1,0 +1,1 @@
+"""Models, built from the specs in `labkit.core.models`."""

@@ -1,0 +1,213 @@
+"""The nursery: a process that has imported torch and forks a rank in milliseconds.
+
+It is started once per kernel as a fresh interpreter, so it shares nothing with what
+the kernel did (threads, CUDA, a running event loop), and it never touches CUDA, so
+that the ranks forked from it may. It reads requests from a socket whose other end
+only the kernel holds:
+
+    {"fork": 4} with the job's file descriptor    answered by {"pids": [...]}
+    {"kill": [pid, ...]}                          SIGKILL to each rank's session
+
+and it reports `{"exit": pid, "status": s}` for every rank, `s` as in
+`os.waitstatus_to_exitcode`. It is the ranks' parent, so no process id can be reused
+before it has swept what the rank left behind: a rank leads its own session, and what
+it forked (data loaders) ends with it. When the kernel goes, the nursery ends the
+ranks and itself; when the nursery goes, the ranks end themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import warnings
+
+# In this order; requests are served between two imports. torch alone is needed
+# first; optimizers and DDP pull in dynamo on first use, and without the rest a rank's
+# first FSDP, tensor-parallel or pipeline step would wait for seconds.
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "labkit.worker.entry",
+    "torch.nn.parallel",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.data",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+)
+PARENT_CHECK_S = 0.5  # how often to look whether the kernel is still the parent
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(control_fd: int) -> None:
+    """Import, then serve until the kernel closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Nursery(socket.socket(fileno=control_fd)).serve()
+
+
+class Nursery:
+    """Forks ranks on request and reports how they ended."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.kernel_pid = os.getppid()
+        self.ranks: set[int] = set()
+        self.buffer = b""
+        self.descriptors: list[int] = []
+        # Ranks wait for the end of file of this pipe; only the nursery can write to it.
+        self.alive_read, self.alive_write = os.pipe()
+        self.child_read, self.child_write = os.pipe()
+        os.set_blocking(self.child_write, False)
+        signal.set_wakeup_fd(self.child_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> None:
+        # While a long import runs, look from time to time whether the kernel is there.
+        signal.signal(signal.SIGTERM, lambda *_: self.close())
+        signal.signal(signal.SIGALRM, lambda *_: self.close_if_orphan())
+        signal.setitimer(signal.ITIMER_REAL, PARENT_CHECK_S, PARENT_CHECK_S)
+        for module in PRELOAD:
+            importlib.import_module(module)
+            if module in ("torch._dynamo", PRELOAD[-1]):
+                # Ranks then share these pages for longer, and a rank's garbage
+                # collector sees only what the rank itself made.
+                gc.collect()
+                gc.freeze()
+            if sys.modules.get("labkit.worker.entry"):
+                self.serve_pending(timeout=0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.send({"ready": True})
+        while True:
+            self.serve_pending(timeout=PARENT_CHECK_S)
+
+    def serve_pending(self, timeout: float) -> None:
+        """Handle everything that has arrived, waiting at most `timeout` seconds."""
+        while True:
+            ready, _, _ = select.select(
+                [self.control, self.child_read], [], [], timeout
+            )
+            self.close_if_orphan()
+            if not ready:
+                return
+            timeout = 0
+            if self.child_read in ready:
+                os.read(self.child_read, 4096)
+                self.reap()
+            if self.control in ready:
+                self.read_requests()
+
+    def read_requests(self) -> None:
+        data, descriptors, _, _ = socket.recv_fds(self.control, 65536, 8)
+        if not data:
+            self.close()
+        self.descriptors += descriptors
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "fork" in request:
+                self.fork(request["fork"], self.descriptors.pop(0))
+            else:
+                self.kill(request["kill"])
+
+    def fork(self, num_ranks: int, job_fd: int) -> None:
+        """Fork `num_ranks` ranks that read the job from `job_fd`."""
+        pids = []
+        error = None
+        for rank in range(num_ranks):
+            try:
+                pid = self.fork_one(rank, job_fd)
+            except OSError as failure:  # a limit on processes or memory
+                error = f"rank {rank} could not be forked: {failure}"
+                break
+            pids.append(pid)
+        os.close(job_fd)
+        self.ranks.update(pids)
+        self.send({"pids": pids, "error": error})
+
+    def fork_one(self, rank: int, job_fd: int) -> int:
+        nursery_pid = os.getpid()
+        with warnings.catch_warnings():
+            # From Python 3.12 fork warns about threads. The only ones here are those
+            # of math libraries, which take care of themselves at a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self.become_rank(nursery_pid)
+            from labkit.worker import entry
+
+            entry.run_rank(rank, job_fd, self.alive_read)
+        finally:
+            os._exit(70)  # run_rank does not return; EX_SOFTWARE if it ever does
+
+    def become_rank(self, nursery_pid: int) -> None:
+        """Undo in the child what belongs to the nursery."""
+        os.setsid()
+        end_with_parent(nursery_pid)
+        signal.set_wakeup_fd(-1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.control.close()
+        for fd in (self.alive_write, self.child_read, self.child_write):
+            os.close(fd)
+
+    def kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            if pid in self.ranks:  # not yet reaped, so the id is still this rank's
+                end_session(pid)
+
+    def reap(self) -> None:
+        """Report ranks that ended, after ending what they left behind."""
+        for pid in list(self.ranks):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            end_session(pid)
+            _, status = os.waitpid(pid, 0)
+            self.ranks.discard(pid)
+            self.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def send(self, message: dict) -> None:
+        try:
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            self.close()
+
+    def close_if_orphan(self) -> None:
+        """The socket alone is no proof: a process that the kernel forked may hold it."""
+        if os.getppid() != self.kernel_pid:
+            self.close()
+
+    def close(self) -> None:
+        """The kernel is gone: end every rank, then the nursery."""
+        for pid in self.ranks:
+            end_session(pid)
+        os._exit(0)
+
+
+def end_session(pid: int) -> None:
+    """SIGKILL to the process group that `pid` leads, and to `pid` itself."""
+    for kill in (os.killpg, os.kill):  # a rank just forked may not lead a group yet
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # it has ended already; macOS says EPERM for a zombie's group
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died between the fork and the request
+            os._exit(1)
