@@ -1,32 +1,13 @@
 """labkit: real distributed training from a notebook cell, and a look at every rank.
 
 Importing this loads nothing else; each name is fetched from its module at first use.
+`__init__.pyi` tells editors what they are.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from labkit.core.errors import (
-        CannotSend,
-        LabkitError,
-        RankFailed,
-        ResultUnavailable,
-        RunDirectoryError,
-        RunInProgress,
-        RunTimedOut,
-        StartFailed,
-    )
-    from labkit.core.models import GPT, MLP
-    from labkit.driver.launcher import launch, start
-    from labkit.driver.run import Run, open_run, runs
-    from labkit.driver.setup import setup
-    from labkit.worker.data.batches import batches
-    from labkit.worker.data.digits import Digits
-    from labkit.worker.data.text import Text
-    from labkit.worker.models.build import build
+from typing import Any
 
 __version__ = "0.1.0"
 

@@ -22,7 +22,7 @@ class GPU:
 
 @dataclass(frozen=True, kw_only=True)
 class GPULink:
-    """How two visible GPUs reach each other: NVLink, or the PCIe ancestor they share."""
+    """How two visible GPUs reach each other: NVLink, or the PCIe they share."""
 
     first: int
     second: int

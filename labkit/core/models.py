@@ -1,4 +1,4 @@
-"""Descriptions of models: sizes only, so that both a rank and a planner can read them."""
+"""Models as sizes only, so that both a rank and a planner can read them."""
 
 from __future__ import annotations
 

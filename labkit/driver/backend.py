@@ -37,23 +37,25 @@ def choose(
     gpus = hardware.usable_gpus
     if backend == "nccl":
         refuse_nccl(ranks, device, hardware)
-        return Choice(backend="nccl", device="cuda", why=f"NCCL: {have(gpus, ranks)}.")
+        return nccl(ranks, gpus)
     if device == "cuda":
         if gpus == 0:
             raise ValueError(
                 f"device='cuda' was asked for, but {no_gpu(hardware)}. Use device='cpu'"
             )
         if backend == "auto" and gpus >= ranks:
-            return Choice(
-                backend="nccl", device="cuda", why=f"NCCL: {have(gpus, ranks)}."
-            )
+            return nccl(ranks, gpus)
         why = f"gloo on CUDA: {ranks} ranks share {count(gpus, 'GPU')}."
         return Choice(backend="gloo", device="cuda", why=why)
     if backend == "auto" and device == "auto" and gpus >= ranks:
-        return Choice(backend="nccl", device="cuda", why=f"NCCL: {have(gpus, ranks)}.")
-    return Choice(
-        backend="gloo", device="cpu", why=why_cpu(ranks, backend, device, hardware)
-    )
+        return nccl(ranks, gpus)
+    why = why_cpu(ranks, backend, device, hardware)
+    return Choice(backend="gloo", device="cpu", why=why)
+
+
+def nccl(ranks: int, gpus: int) -> Choice:
+    why = f"NCCL: {count(gpus, 'GPU')} for {count(ranks, 'rank')}."
+    return Choice(backend="nccl", device="cuda", why=why)
 
 
 def refuse_nccl(ranks: int, device: str, hardware: Hardware) -> None:
@@ -118,10 +120,6 @@ def no_gpu(hardware: Hardware) -> str:
             f"({hardware.torch_version}) is built for the CPU"
         )
     return "no GPU is visible"
-
-
-def have(gpus: int, ranks: int) -> str:
-    return f"{count(gpus, 'GPU')} for {count(ranks, 'rank')}"
 
 
 def count(number: int, noun: str) -> str:

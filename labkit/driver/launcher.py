@@ -20,7 +20,8 @@ from labkit.core.hardware import Hardware
 from labkit.core.spec import LaunchSpec
 from labkit.driver import backend as backends
 from labkit.driver import directory, machine, ship
-from labkit.driver.engines.local import LocalEngine, rank_environment
+from labkit.driver.engines.environment import rank_environment
+from labkit.driver.engines.local import LocalEngine
 from labkit.driver.monitor import Monitor
 from labkit.driver.run import Run
 from labkit.driver.telemetry import Telemetry
@@ -94,8 +95,8 @@ class Launcher:
             logged = [step for step in steps if step is not None]
             where = f"step {max(logged)}" if logged else "no step logged yet"
             raise RunInProgress(
-                f"{run.name} is still running ({run.ranks} ranks, {where}); wait for it "
-                "with run.wait(), or end it with run.stop()"
+                f"{run.name} is still running ({run.ranks} ranks, {where}); wait for "
+                "it with run.wait(), or end it with run.stop()"
             )
 
     def start_ranks(self, request: Request) -> Run:
@@ -141,11 +142,13 @@ def check_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
     """Refuse what could not be called in a rank, before anything starts."""
     if sys.platform not in SYSTEMS:
         raise OSError(
-            "labkit's ranks need Linux or macOS; on Windows use WSL2 or a hosted notebook"
+            "labkit's ranks need Linux or macOS; on Windows use WSL2, or a hosted "
+            "notebook"
         )
     if not callable(function):
         raise TypeError(
-            f"launch takes a function whose first argument is the worker, not {function!r}"
+            "launch takes a function whose first argument is the worker, not "
+            f"{function!r}"
         )
     try:
         signature = inspect.signature(function)

@@ -74,7 +74,7 @@ class Monitor:
             self.error = error
         except BaseException as error:  # the thread's edge: it becomes the run's error
             self.error = LabkitError(
-                f"labkit itself failed while following the run: {error!r}"
+                f"labkit itself failed while it followed the run: {error!r}"
             )
             self.error.__cause__ = error
             self.processes.kill()
@@ -97,9 +97,7 @@ class Monitor:
         if self.processes.kill_asked:
             return
         limit = self.spec.timeout_s
-        if self.stop_asked.is_set():
-            self.processes.kill()
-        elif self.error is not None or self.find_failure():
+        if self.stop_asked.is_set() or self.error or self.find_failure():
             self.processes.kill()
         elif limit is not None and time.monotonic() - self.started > limit:
             self.error = RunTimedOut(

@@ -148,7 +148,7 @@ class Run:
         return rows.reindex(range(self.ranks))
 
     def plot(self) -> matplotlib.figure.Figure:
-        """Loss, throughput and memory over the steps: a line per rank, mean loss bold."""
+        """Loss, throughput and memory per step: a line per rank, mean loss bold."""
         from labkit.view import figure  # matplotlib is loaded by those who draw
 
         self._refresh()

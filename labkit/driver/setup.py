@@ -34,13 +34,9 @@ def describe(hardware: Hardware) -> list[tuple[str, str]]:
     if hardware.links:
         links = (f"{link.first}-{link.second} {link.kind}" for link in hardware.links)
         rows.append(("GPU links", ", ".join(links)))
-    rows += [
-        ("PyTorch", describe_torch(hardware)),
-        (
-            "backend",
-            backend.choose(max(1, hardware.usable_gpus), hardware=hardware).why,
-        ),
-    ]
+    rows.append(("PyTorch", describe_torch(hardware)))
+    most = max(1, hardware.usable_gpus)
+    rows.append(("backend", backend.choose(most, hardware=hardware).why))
     return rows
 
 

@@ -152,7 +152,7 @@ def parts(thing: Any) -> Iterator[tuple[str, str, Any]]:
         yield "self", ".__self__", thing.__self__
     elif isinstance(thing, dict):
         for key, value in list(thing.items()):
-            yield repr(key), f"[{key!r}]", value
+            yield f"item {key!r}", f"[{key!r}]", value
     elif isinstance(thing, list | tuple | set | frozenset):
         for index, value in enumerate(thing):
             yield f"item {index}", f"[{index}]", value

@@ -47,7 +47,7 @@ class Tail:
                     self.rest = b""
 
     def read_rest(self) -> bytes:
-        """The last line, if the file ends without a line's end; call once, at the end."""
+        """What stands after the last line's end; call once, at the end."""
         rest, self.rest = self.rest, b""
         return rest
 
@@ -184,6 +184,6 @@ def label(rank: int, line: bytes) -> str:
 
 
 def visible(line: bytes) -> str:
-    """What a terminal would show of a line: the state after its last carriage return."""
+    """What a terminal shows of a line: what follows its last carriage return."""
     text = line.decode("utf-8", errors="replace").rstrip("\r")
     return text[text.rfind("\r") + 1 :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -50,9 +51,7 @@ def loss(tables: Mapping[int, Table]) -> Panel:
 def missing_loss(tables: Mapping[int, Table], lines: list[Line]) -> str:
     """Says which ranks have logged steps but no loss, as pipeline stages do."""
     have = {line.rank for line in lines}
-    missing = [
-        rank for rank, table in tables.items() if rank not in have and len(table)
-    ]
+    missing = [rank for rank, table in tables.items() if table and rank not in have]
     if not lines or not missing:
         return ""
     return " (none on rank " + ", ".join(map(str, missing)) + ")"
@@ -123,13 +122,13 @@ def mean_line(tables: Mapping[int, Table]) -> Line | None:
 
 
 def thinned(line: Line, max_points: int = MAX_POINTS) -> Line:
-    """At most `max_points` points: the smallest and largest of each stretch, in order."""
+    """At most `max_points` points: smallest and largest of each stretch, in order."""
     length = len(line.x)
     if length <= max_points:
         return line
     edges = np.linspace(0, length, max_points // 2 + 1).astype(int)
     kept = []
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges):
         part = line.y[start:end]
         low, high = start + int(part.argmin()), start + int(part.argmax())
         kept += [low] if low == high else sorted((low, high))

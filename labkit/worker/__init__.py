@@ -1,1 +1,1 @@
-"""Floor 1: what runs inside a rank. Imports torch; never the driver, view or planner."""
+"""Floor 1: what runs inside a rank. Never imports driver, view or planner."""

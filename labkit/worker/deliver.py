@@ -50,7 +50,5 @@ def write(value: Any, run_dir: Path, rank: int, key: bytes) -> dict[str, Any]:
     with open(fd, "wb") as file:
         file.write(data)
     os.replace(partial, path)
-    return {
-        "size_bytes": len(data),
-        "digest": hashlib.blake2b(data, key=key).hexdigest(),
-    }
+    digest = hashlib.blake2b(data, key=key).hexdigest()
+    return {"size_bytes": len(data), "digest": digest}

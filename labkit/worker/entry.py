@@ -88,8 +88,8 @@ def redirect_output(path: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    text = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace"}
+    sys.stdout, sys.stderr = open(1, "w", **text), open(2, "w", **text)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
     libc = ctypes.CDLL(None)
     stdout = "__stdoutp" if sys.platform == "darwin" else "stdout"
@@ -184,10 +184,7 @@ def chain(trace: traceback.TracebackException) -> list[traceback.TracebackExcept
     while parts:
         part = parts.pop()
         found.append(part)
-        linked = (
-            part.__cause__,
-            part.__context__,
-            *(getattr(part, "exceptions", None) or ()),
-        )
+        group = getattr(part, "exceptions", None) or ()  # from Python 3.11
+        linked = (part.__cause__, part.__context__, *group)
         parts += [other for other in linked if other is not None]
     return found

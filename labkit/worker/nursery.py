@@ -184,7 +184,7 @@ class Nursery:
             self.close()
 
     def close_if_orphan(self) -> None:
-        """The socket alone is no proof: a process that the kernel forked may hold it."""
+        """The socket is no proof: a process that the kernel forked may hold it."""
         if os.getppid() != self.kernel_pid:
             self.close()
 

@@ -96,7 +96,7 @@ class Worker:
     def mesh(self, **axes: int) -> DeviceMesh:
         """A device mesh over all ranks with named axes, as in `mesh(dp=2, pp=2)`.
 
-        The last axis varies fastest: with `dp=2, pp=2` ranks 0 and 1 share a `dp` index.
+        The last axis varies fastest: with `dp=2, pp=2` ranks 0 and 1 differ in `pp`.
 
         Raises:
             ValueError: the product of the axes is not the number of ranks.

@@ -19,6 +19,7 @@ import time
 from typing import Any, BinaryIO
 
 from labkit.core.errors import StartFailed
+from labkit.driver.engines.environment import rank_environment
 
 START_S = 120.0  # importing torch takes seconds, on a cold network disk many more
 NURSERY_CODE = (
@@ -37,12 +38,8 @@ class Nursery:
         self.stderr = tempfile.TemporaryFile()
         self.buffer = b""
         self.lock = threading.Lock()
-        environment = dict(os.environ)
-        # The ranks get the kernel's environment anew at each launch. This one only has
-        # to hold until torch is imported.
-        for name in list(environment):
-            if name in RENDEZVOUS_NAMES:
-                del environment[name]
+        # Each launch brings the environment of its own time; this one is for imports.
+        environment = rank_environment()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NURSERY_CODE, str(theirs.fileno()),
@@ -192,26 +189,3 @@ class RankProcesses:
                 pid for rank, pid in enumerate(self.pids) if rank not in self.statuses
             ]
             self.nursery.send({"kill": pids})
-
-
-# Left behind by another launcher, these would send ranks to the wrong place.
-RENDEZVOUS_NAMES = frozenset(
-    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE "
-    "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID "
-    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS "
-    "TORCHELASTIC_USE_AGENT_STORE".split()
-)
-
-
-def rank_environment() -> dict[str, str]:
-    """What the kernel's environment is now, fit for ranks on this one machine."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in RENDEZVOUS_NAMES
-    }
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    # Ranks of one machine need no host name and no other interface.
-    environment["GLOO_SOCKET_IFNAME"] = loopback
-    environment["NCCL_SOCKET_IFNAME"] = loopback
-    return environment

@@ -1,9 +1,10 @@
 """Deals a dataset to ranks, so that the global batch does not depend on their number.
 
 Each epoch has one order for all ranks, drawn from the seed and the epoch. Step k takes
-the next `global_batch` samples of it, and rank r of W takes every W-th of these. So one
-rank with a batch of 32 and four ranks with 8 each train on the same 32 samples at step k,
-and no sample is dealt twice in an epoch; the last samples that fill no batch are left.
+the next `global_batch` samples of it, and rank r of W takes every W-th of these. So
+one rank with a batch of 32 and four ranks with 8 each train on the same 32 samples at
+step k. No sample is dealt twice in an epoch; the last ones, which fill no batch, are
+left out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def batches(
     share = split(global_batch, worker.world_size)
     if global_batch > len(dataset):
         raise ValueError(
-            f"global_batch {global_batch} is more than the dataset's {len(dataset)} samples"
+            f"global_batch {global_batch} is more than the dataset has: "
+            f"{len(dataset)} samples"
         )
     sampler = DistributedSampler(
         dataset, worker.world_size, worker.rank, seed=seed, drop_last=True

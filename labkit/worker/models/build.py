@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from labkit.core.models import MLP, GPT, ModelSpec
+from labkit.core.models import GPT, MLP, ModelSpec
 from labkit.worker.models import gpt, mlp
 
 
