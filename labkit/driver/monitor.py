@@ -16,7 +16,7 @@ from labkit.core.errors import LabkitError, RankFailed, RunTimedOut
 from labkit.core.spec import LaunchSpec
 from labkit.driver.directory import write_file
 from labkit.driver.engines.local import RankProcesses
-from labkit.driver.outcome import find_failure
+from labkit.driver.outcome import End, find_failure
 from labkit.driver.telemetry import Printed, Telemetry
 
 POLL_S = 0.03
@@ -46,6 +46,7 @@ class Monitor:
         self.telemetry = telemetry
         self.printed = Printed(path, spec.ranks)
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.own_ends: dict[int, End] = {}  # those that we did not cause
         self.status = RUNNING
         self.error: LabkitError | None = None
         self.ended = threading.Event()
@@ -85,6 +86,7 @@ class Monitor:
             self.ended.set()
 
     def read(self) -> None:
+        """Take in what ranks wrote; what an ended rank wrote is all there by now."""
         self.telemetry.poll()
         self.put(self.printed.poll())
 
@@ -107,8 +109,11 @@ class Monitor:
             self.processes.kill()
 
     def find_failure(self) -> RankFailed | None:
-        killed = self.processes.kill_asked
-        return find_failure(self.telemetry, self.processes.statuses, killed)
+        if not self.processes.kill_asked:
+            now_s = time.time() - self.spec.started_at
+            for rank, status in self.processes.statuses.items():
+                self.own_ends.setdefault(rank, End(status=status, time_s=now_s))
+        return find_failure(self.telemetry, self.own_ends)
 
     def steps_reached(self) -> str:
         steps = (self.telemetry.last_step(rank) for rank in range(self.spec.ranks))

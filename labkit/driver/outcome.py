@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 from labkit.core.errors import RankFailed
 from labkit.driver.telemetry import Telemetry
 
+NOTICE_S = 0.05  # within this a rank's end and the echo of it cannot be told apart
 
-def find_failure(
-    telemetry: Telemetry, statuses: dict[int, int], killed: bool
-) -> RankFailed | None:
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a rank's process ended and when, in seconds since the run was started."""
+
+    status: int  # as os.waitstatus_to_exitcode: negative for a signal
+    time_s: float
+
+
+def find_failure(telemetry: Telemetry, ends: dict[int, End]) -> RankFailed | None:
     """The failure that came first, or None while every rank is well.
+
+    A rank that raises writes an `error` event before its peers can notice. A rank that
+    was killed, or that left on its own, writes nothing; its peers may write what they
+    noticed ("connection closed") before we hear of its end. So an end without a word
+    leads, unless an error was written well before it.
 
     Args:
         telemetry: the events that have been read so far.
-        statuses: exit statuses by rank, negative for a signal.
-        killed: whether labkit has already ended ranks, so that a signal proves nothing.
-
-    A rank that ended by a signal that was not ours leads: what its peers raise is the
-    echo of it. Otherwise the earliest `error` event does, and last a rank that left
-    without a word.
+        ends: how ranks ended before labkit ended any.
     """
-    for rank, status in sorted(statuses.items()):
-        if status < 0 and not (killed and status == -signal.SIGKILL):
-            if rank not in telemetry.results:
-                return fail(telemetry, rank, f"was ended by {signal_name(-status)}")
-    if telemetry.errors:
-        rank = min(telemetry.errors, key=lambda rank: telemetry.errors[rank]["time_s"])
-        text = telemetry.errors[rank].get("traceback", "")
-        return fail(telemetry, rank, "failed first", text)
-    for rank, status in sorted(statuses.items()):
-        if rank not in telemetry.results and status >= 0:
-            return fail(
-                telemetry, rank, f"ended without a result (exit status {status})"
-            )
+    silent = {
+        rank: end
+        for rank, end in ends.items()
+        if rank not in telemetry.results and rank not in telemetry.errors
+    }
+    errors = telemetry.errors
+    first_error = min(errors, key=lambda rank: errors[rank]["time_s"], default=None)
+    first_silent = min(silent, key=lambda rank: silent[rank].time_s, default=None)
+    if first_silent is not None:
+        end = silent[first_silent]
+        if first_error is None or end.time_s < errors[first_error]["time_s"] + NOTICE_S:
+            return fail(telemetry, first_silent, describe(end.status))
+    if first_error is not None:
+        text = errors[first_error].get("traceback", "")
+        return fail(telemetry, first_error, "failed first", text)
     return None
+
+
+def describe(status: int) -> str:
+    if status < 0:
+        return f"was ended by {signal_name(-status)}"
+    return f"ended without a result (exit status {status})"
 
 
 def fail(telemetry: Telemetry, rank: int, what: str, text: str = "") -> RankFailed:

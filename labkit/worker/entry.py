@@ -140,6 +140,7 @@ def join(rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter) -> Worker
         timeout=datetime.timedelta(seconds=spec.stall_s),
         device_id=device if spec.backend == "nccl" else None,
     )
+    announce("joined", rank)
     up = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
     if device.type == "cuda":
         up["device_name"] = torch.cuda.get_device_name(device)
@@ -148,19 +149,31 @@ def join(rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter) -> Worker
 
 
 def wait_for_peers(spec: LaunchSpec, rank: int) -> None:
-    """With NCCL a rank must outlive its peers' last reads of its GPU memory.
+    """Stay as long as a peer could be hurt by this rank's end, and no longer.
 
-    gloo's messages are on their way once its call returns, and a rank that leaves
-    early is noticed by the others at once; so there it must not wait.
+    With gloo, a peer that is still connecting would fail. Afterwards messages are on
+    their way once a call returns, and a rank that leaves too early shall be noticed at
+    once by those who wait for it. With NCCL, a peer may still read this rank's GPU
+    memory until it has finished itself.
     """
-    if spec.backend != "nccl":
-        return
-    torch.cuda.synchronize()
+    if spec.backend == "nccl":
+        torch.cuda.synchronize()
+        announce("finished", rank)
+        await_all("finished", spec.ranks)
+    else:
+        await_all("joined", spec.ranks)
+
+
+def announce(what: str, rank: int) -> None:
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"labkit/finished/{rank}", "1")
-    # No limit of its own: the driver ends the run when a peer fails or stalls.
-    for peer in range(spec.ranks):
-        store.wait([f"labkit/finished/{peer}"], datetime.timedelta(days=1))
+    store.set(f"labkit/{what}/{rank}", "1")
+
+
+def await_all(what: str, ranks: int) -> None:
+    """Wait until every rank has announced it; the driver ends us if one cannot."""
+    store = dist.distributed_c10d._get_default_store()
+    keys = [f"labkit/{what}/{rank}" for rank in range(ranks)]
+    store.wait(keys, datetime.timedelta(days=1))
 
 
 def describe(error: BaseException, step: int | None) -> events.Event:

@@ -1,0 +1,488 @@
+"""Launching functions on real gloo ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import labkit as lk
+from tests.processes import is_running, wait_until_gone
+
+
+def launch(function, ranks=2, **options):
+    return lk.launch(function, ranks, **options)
+
+
+def test_results_of_every_rank_come_back():
+    run = launch(lambda worker: (worker.rank, worker.world_size), ranks=3)
+    assert dict(run.results) == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
+    assert run.status == "finished"
+
+
+def test_ranks_form_a_process_group():
+    def add(worker):
+        number = torch.tensor([worker.rank + 1.0])
+        dist.all_reduce(number)
+        return number.item()
+
+    assert list(launch(add, ranks=4).results.values()) == [10.0] * 4
+
+
+def test_one_rank_is_a_valid_run():
+    assert launch(lambda worker: worker.world_size, ranks=1).results[0] == 1
+
+
+def test_ranks_may_be_a_numpy_integer():
+    assert len(launch(lambda worker: None, ranks=np.int64(2)).results) == 2
+
+
+def test_none_and_fifty_megabytes_come_back_whole():
+    def give(worker):
+        return None if worker.rank == 0 else np.arange(6_250_000)
+
+    results = launch(give).results
+    assert results[0] is None
+    assert np.array_equal(results[1], np.arange(6_250_000))
+
+
+def test_arguments_are_passed():
+    def give(worker, a, b=2, *, c):
+        return a, b, c
+
+    run = launch(give, args=(1,), kwargs={"c": [3]})
+    assert run.results[1] == (1, 2, [3])
+
+
+def test_closures_lambdas_and_classes_travel():
+    config = {"size": 3}
+    double = lambda x: 2 * x  # noqa: E731
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return double(x) + config["size"]
+
+    run = launch(lambda worker: Layer()(torch.ones(2)))
+    assert run.results[0].tolist() == [5, 5]
+
+
+def test_helpers_beside_the_notebook_are_imported(in_folder, monkeypatch):
+    (in_folder / "my_helpers.py").write_text("def twice(x):\n    return 2 * x\n")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    import my_helpers
+
+    assert launch(lambda worker: my_helpers.twice(worker.rank)).results[1] == 2
+
+    def imports_itself(worker):
+        from my_helpers import twice
+
+        return twice(21)
+
+    assert launch(imports_itself).results[0] == 42
+
+
+def test_the_result_of_a_class_is_of_that_class():
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    result = launch(lambda worker: Point(worker.rank)).results[1]
+    assert isinstance(result, Point)
+    assert result.x == 1
+
+
+def test_tensors_that_require_gradients_come_back():
+    def give(worker):
+        weight = torch.ones(2, requires_grad=True)
+        return weight, weight.detach() * 2
+
+    weight, double = launch(give).results[0]
+    assert weight.requires_grad
+    assert double.tolist() == [2, 2]
+
+
+def test_everything_printed_arrives_labelled_and_in_order(capsys):
+    def talk(worker):
+        for index in range(3):
+            print("line", index)
+        print("to stderr", file=sys.stderr)
+        ctypes.CDLL(None).printf(b"from C\n")
+        os.write(1, b"to the descriptor\n")
+        warnings.warn("careful", stacklevel=1)
+        print("no end of line", end="")
+
+    for _ in range(2):  # the second run shows its lines as well
+        run = launch(talk)
+        lines = capsys.readouterr().out.splitlines()
+        for rank in range(2):
+            mine = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+            words = [line.removeprefix(f"[rank {rank}] ") for line in mine]
+            assert words[:6] == [
+                "line 0",
+                "line 1",
+                "line 2",
+                "to stderr",
+                "from C",
+                "to the descriptor",
+            ]
+            assert any("careful" in word for word in words)
+            assert words[-1] == "no end of line"
+        assert "line 2\nto stderr" in run.logs(0)
+
+
+def test_printed_lines_arrive_while_the_run_works(capsys):
+    def print_then_wait(worker):
+        print("first")
+        threading.Event().wait()
+
+    run = lk.start(print_then_wait, ranks=1)
+    assert run.monitor.lines.get(timeout=60) == "[rank 0] first"
+    assert not run.done
+    run.stop()
+    run.wait()
+
+
+def test_a_line_printed_just_before_death_is_kept(capsys):
+    def die(worker):
+        print("last words")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(lk.RankFailed):
+        launch(die, ranks=1)
+    assert "[rank 0] last words" in capsys.readouterr().out
+
+
+def test_progress_bars_show_their_last_state(capsys):
+    def bar(worker):
+        sys.stderr.write("10 %\r50 %\r100 %\n")
+
+    launch(bar, ranks=1)
+    assert "[rank 0] 100 %\n" in capsys.readouterr().out
+
+
+def test_the_environment_is_the_kernels_of_now(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST", "set after the nursery started")
+    run = launch(lambda worker: os.environ.get("LABKIT_TEST"))
+    assert run.results[0] == "set after the nursery started"
+    monkeypatch.delenv("LABKIT_TEST")
+    assert launch(lambda worker: os.environ.get("LABKIT_TEST")).results[0] is None
+
+
+def test_stale_rendezvous_variables_do_no_harm(monkeypatch):
+    stale = {
+        "WORLD_SIZE": "8",
+        "RANK": "7",
+        "MASTER_ADDR": "no.such.host.invalid",
+        "MASTER_PORT": "1",
+        "GLOO_SOCKET_IFNAME": "no-such-interface",
+    }
+    for name, value in stale.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    run = launch(lambda worker: (os.environ["RANK"], os.environ["WORLD_SIZE"]))
+    assert dict(run.results) == {0: ("0", "2"), 1: ("1", "2")}
+    assert dict(os.environ) == before
+
+
+def test_taken_ports_do_not_matter():
+    with socket.socket() as first, socket.socket() as second:
+        for sock, port in ((first, 29500), (second, 12355)):
+            try:
+                sock.bind(("127.0.0.1", port))
+                sock.listen()
+            except OSError:
+                pass  # taken already, which serves as well
+        assert launch(lambda worker: worker.rank).results[1] == 1
+
+
+def test_works_after_torch_was_used_with_threads_in_the_kernel():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        torch.randn(500, 500) @ torch.randn(500, 500)
+        run = launch(lambda worker: (torch.randn(200, 200) @ torch.ones(200)).shape)
+        assert run.results[1] == (200,)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_compute_threads_are_shared_among_ranks():
+    from labkit.driver import machine
+
+    threads = launch(lambda worker: torch.get_num_threads(), ranks=2).results[0]
+    assert threads == max(1, int(machine.usable_cores()) // 2)
+
+
+def test_data_loader_workers_work_and_end_with_their_rank():
+    def load(worker):
+        loader = DataLoader(
+            TensorDataset(torch.arange(8)), num_workers=2, persistent_workers=True
+        )
+        batches = iter(loader)
+        next(batches)
+        return [process.pid for process in batches._workers]
+
+    run = launch(load)
+    pids = [pid for rank in run.results for pid in run.results[rank]]
+    assert len(pids) == 4
+    assert wait_until_gone(pids) == []
+
+
+def test_ddp_equals_one_process():
+    def train(worker):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        if worker.world_size > 1:
+            model = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+        mine = inputs[worker.rank :: worker.world_size]
+        for _ in range(5):
+            loss = model(mine).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    single = launch(train, ranks=1).results[0]
+    for weights in launch(train, ranks=4).results.values():
+        assert (weights - single).abs().max() < 1e-6
+
+
+def test_start_returns_at_once_and_wait_gives_the_run():
+    run = lk.start(lambda worker: worker.rank, ranks=2)
+    assert run.wait() is run
+    assert run.results[1] == 1
+
+
+def test_a_run_can_be_awaited():
+    import asyncio
+
+    async def cell():
+        return await lk.start(lambda worker: worker.rank, ranks=2)
+
+    assert asyncio.run(cell()).status == "finished"
+
+
+def test_launch_works_inside_a_running_event_loop():
+    import asyncio
+
+    async def cell():
+        return launch(lambda worker: worker.rank)
+
+    assert asyncio.run(cell()).results[1] == 1
+
+
+def test_stop_ends_the_run_and_keeps_what_was_logged():
+    def forever(worker):
+        for step in range(10**9):
+            worker.log(loss=step)
+
+    run = lk.start(forever, ranks=2)
+    while run.telemetry.last_step(0) is None or run.telemetry.last_step(1) is None:
+        run.monitor.ended.wait(0.01)
+    pids = list(run.monitor.processes.pids)
+    run.stop()
+    assert run.wait().status == "stopped"
+    assert len(run.metrics) >= 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_second_launch_is_refused_while_one_runs():
+    def wait(worker):
+        worker.log(loss=1.0)
+        threading.Event().wait()
+
+    run = lk.start(wait, ranks=2)
+    try:
+        with pytest.raises(lk.RunInProgress, match=r"wait is still running \(2 ranks"):
+            launch(lambda worker: 1)
+    finally:
+        run.stop()
+        run.wait()
+    assert launch(lambda worker: 1).results[0] == 1
+
+
+def test_a_run_that_takes_too_long_is_ended():
+    with pytest.raises(lk.RunTimedOut, match=r"timeout_s=0.5 .*rank 0 had logged no"):
+        launch(lambda worker: threading.Event().wait(), timeout_s=0.5)
+
+
+def test_a_mutual_wait_ends_after_stall_s():
+    def leaves_rank_0_alone(worker):
+        if worker.rank == 0:
+            dist.all_reduce(torch.ones(1))
+        else:
+            threading.Event().wait()
+
+    with pytest.raises(lk.RankFailed, match="rank 0 failed first"):
+        launch(leaves_rank_0_alone, stall_s=1)
+
+
+# What a rank does wrong
+
+
+def test_the_failing_ranks_own_traceback_leads():
+    def train(worker):
+        for _ in range(4):
+            worker.log(loss=1.0)
+        if worker.rank == 1:
+            raise ValueError("boom")
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(lk.RankFailed) as caught:
+        launch(train, ranks=3)
+    error = caught.value
+    assert (error.rank, error.step) == (1, 3)
+    lines = str(error).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "test_launch.py" in lines[1]
+    assert 'raise ValueError("boom")' in str(error)
+    assert "ValueError: boom" in lines
+    assert "/labkit/worker/" not in str(error)
+    assert lines[-1] == (
+        "rank 1 failed first (after step 3); ranks 0, 2 were stopped because of it"
+    )
+
+
+def test_a_failed_run_keeps_metrics_and_logs():
+    def train(worker):
+        print("before")
+        worker.log(loss=1.0)
+        raise RuntimeError("after")
+
+    with pytest.raises(lk.RankFailed):
+        launch(train, name="kept")
+    run = lk.runs()[0]
+    assert (run.name, run.status) == ("kept", "failed")
+    assert len(run.metrics) >= 1
+    assert any("before" in run.logs(rank) for rank in range(2))
+    assert "RuntimeError: after" in run.error
+
+
+def test_chained_errors_are_shown_without_labkits_frames():
+    def train(worker):
+        try:
+            worker.log(loss="not a number")
+        except TypeError as error:
+            raise RuntimeError("outer") from error
+
+    with pytest.raises(lk.RankFailed) as caught:
+        launch(train, ranks=1)
+    text = str(caught.value)
+    assert "The above exception was the direct cause" in text
+    assert "takes a number, not a str" in text
+    assert "/labkit/worker/" not in text
+
+
+def test_a_killed_rank_is_named_with_its_signal():
+    def train(worker):
+        if worker.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(lk.RankFailed, match=r"rank 1 was ended by signal 9 \(SIGKILL"):
+        launch(train)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_exits_by_itself_is_named(status):
+    def train(worker, status):
+        if worker.rank == 1:
+            os._exit(status)
+        dist.all_reduce(torch.ones(1))
+
+    message = rf"rank 1 ended without a result \(exit status {status}\)"
+    with pytest.raises(lk.RankFailed, match=message):
+        launch(train, kwargs={"status": status})
+
+
+def test_sys_exit_in_a_rank_is_an_error():
+    def train(worker):
+        sys.exit(3)
+
+    with pytest.raises(lk.RankFailed, match="SystemExit: 3"):
+        launch(train, ranks=1)
+
+
+def test_a_result_that_cannot_be_pickled_is_named():
+    with pytest.raises(
+        lk.RankFailed, match=r"the result of rank 0 \(a lock\) cannot be sent back"
+    ):
+        launch(lambda worker: threading.Lock(), ranks=1)
+
+
+def test_the_next_launch_works_after_a_failure():
+    def fail(worker):
+        raise ValueError
+
+    with pytest.raises(lk.RankFailed):
+        launch(fail)
+    assert launch(lambda worker: worker.rank).results[1] == 1
+
+
+# What is refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("ranks", "error"),
+    [(0, ValueError), (-1, ValueError), (True, ValueError), (2.0, TypeError),
+     ("2", TypeError), (None, TypeError), (10**9, ValueError)],
+)  # fmt: skip
+def test_impossible_numbers_of_ranks_are_refused(ranks, error):
+    with pytest.raises(error, match="ranks"):
+        launch(lambda worker: 1, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "mpi"}, "backend must be one of 'auto', 'nccl', 'gloo'"),
+        ({"device": "tpu"}, "device must be one of 'auto', 'cuda', 'cpu'"),
+        ({"stall_s": 0}, "stall_s must be more than 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be more than 0"),
+    ],
+)
+def test_invalid_options_say_what_is_valid(options, message):
+    with pytest.raises(ValueError, match=message):
+        launch(lambda worker: 1, **options)
+
+
+def test_a_function_without_a_worker_argument_is_refused():
+    with pytest.raises(TypeError, match="the first one is always the worker"):
+        launch(lambda: 1)
+
+
+def test_missing_and_unknown_arguments_are_refused():
+    def train(worker, lr):
+        return lr
+
+    with pytest.raises(TypeError, match="missing a required argument: 'lr'"):
+        launch(train)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lrate'"):
+        launch(train, kwargs={"lr": 1, "lrate": 1})
+
+
+def test_what_is_not_callable_is_refused():
+    with pytest.raises(TypeError, match="takes a function"):
+        launch(42)
+
+
+def test_refusals_leave_no_run_behind():
+    before = len(lk.runs())
+    with pytest.raises(lk.CannotSend):
+        launch(lambda worker, lock: 1, kwargs={"lock": threading.Lock()})
+    with pytest.raises(ValueError, match=r"NCCL needs one GPU|no GPU is visible"):
+        launch(lambda worker: 1, ranks=64, backend="nccl")
+    assert len(lk.runs()) == before

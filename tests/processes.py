@@ -1,0 +1,25 @@
+"""Looks at processes, and waits until they are gone."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids: list[int], limit_s: float = 20) -> list[int]:
+    """Wait until none of the processes runs; those that still do at the limit."""
+    deadline = time.monotonic() + limit_s
+    while (left := [pid for pid in pids if is_running(pid)]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.01)  # polls a condition, with a limit; nothing is assumed
+    return left
