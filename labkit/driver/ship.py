@@ -88,8 +88,9 @@ class CellPickler(cloudpickle.Pickler):
 
 
 def refuse_file(file: io.TextIOWrapper) -> tuple:
-    if file is sys.stdout or file is sys.stderr:
-        return getattr, (sys, file.name.strip("<>"))
+    for name in ("stdout", "stderr"):
+        if file in (getattr(sys, name), getattr(sys, f"__{name}__")):
+            return getattr, (sys, name)  # a rank has its own
     raise TypeError("an open file belongs to the process that opened it")
 
 

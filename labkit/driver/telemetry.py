@@ -123,7 +123,7 @@ class Telemetry:
         event = events.decode(line)
         if event is None:
             self.damaged.append(
-                f"rank-{rank}.jsonl near byte {self.tails[rank].offset}"
+                f"rank-{rank}.jsonl before byte {self.tails[rank].offset}"
             )
             return 0
         kind = event["kind"]
