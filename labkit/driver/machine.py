@@ -122,7 +122,10 @@ def installed_torch() -> tuple[str | None, str | None]:
         return None, None
     if spec is None or spec.origin is None:
         return None, None
-    text = (Path(spec.origin).parent / "version.py").read_text()
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:  # some other file of that name, as the nursery will tell
+        return version, None
     built = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE)
     return version, built and built[1]
 

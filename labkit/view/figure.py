@@ -38,7 +38,8 @@ def draw(tables: Mapping[int, Table], title: str) -> Figure:
             axes.add_line(frame.artist(line.kind, line.rank, line.x, line.y))
         x0, x1, y0, y1 = span(panel)
         axes.set_xlim(x0, x1)
-        axes.set_ylim(y0, y1 + 0.06 * (y1 - y0))
+        room = 0.05 * (y1 - y0)
+        axes.set_ylim(y0 if panel.from_zero else y0 - room, y1 + room)
     return frame.figure
 
 

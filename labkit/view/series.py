@@ -81,9 +81,9 @@ def memory(tables: Mapping[int, Table]) -> Panel:
     lines += rank_lines(tables, second, SECOND_OF_RANK)
     largest = max((line.y.max() for line in lines), default=0)
     divisor, unit = (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
-    words = "reserved; dashed: allocated" if on_cuda else "process; dashed: tensors"
+    solid, dashed = ("reserved", "allocated") if on_cuda else ("memory", "tensors")
     return Panel(
-        label=f"memory ({unit}, {words})",
+        label=f"{solid} ({unit}, dashed: {dashed})",
         lines=[thinned(scaled(line, 1 / divisor)) for line in lines],
         from_zero=True,
     )

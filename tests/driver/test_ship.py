@@ -121,10 +121,13 @@ def test_an_open_file_is_refused_although_it_could_be_copied(tmp_path):
             pack(lambda worker: file, (), {})
 
 
-def test_standard_output_is_the_ranks_own():
-    out = sys.__stdout__
-    function, _, _ = deliver(lambda worker: out)
-    assert function(None).fileno() == 1
+def test_standard_output_is_the_ranks_own(monkeypatch, tmp_path):
+    with open(tmp_path / "terminal", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        parcel = pack(lambda worker: out, (), {})
+        with open(tmp_path / "log of a rank", "w") as log:
+            monkeypatch.setattr(sys, "stdout", log)
+            assert pickle.loads(parcel.payload)[0](None) is log
 
 
 def test_an_object_whose_pickling_fails_in_its_own_way_is_named():

@@ -101,12 +101,11 @@ class Nursery:
 
     def close(self) -> None:
         """Close our end; the nursery ends what it started, then itself."""
-        if self.owner_pid != os.getpid():
-            return
         self.control.close()
-        self.process.terminate()  # it may be in the middle of its imports
-        self.process.wait()
         self.stderr.close()
+        if self.owner_pid == os.getpid():  # else it is the nursery of our parent
+            self.process.terminate()  # it may be in the middle of its imports
+            self.process.wait()
 
 
 class LocalEngine:
@@ -120,7 +119,10 @@ class LocalEngine:
     def warm(self) -> Nursery:
         """The running nursery, started if there is none; does not wait for it."""
         with self.lock:
-            if self.nursery is None or not self.nursery.alive:
+            if self.nursery is not None and not self.nursery.alive:
+                self.nursery.close()
+                self.nursery = None
+            if self.nursery is None:
                 self.nursery = Nursery()
             return self.nursery
 

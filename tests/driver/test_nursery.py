@@ -1,0 +1,162 @@
+"""Who ends whom: kernel, nursery and ranks, each killed without a warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import labkit as lk
+from labkit.driver.launcher import LAUNCHER
+from tests.processes import wait_until_gone
+
+# A kernel that starts ranks, each with a data-loader child, and tells all process ids.
+KERNEL = """
+import json, os, subprocess, sys, threading
+import labkit as lk
+
+def work(worker):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(json.dumps([os.getpid(), child.pid]), flush=True)
+    threading.Event().wait()
+
+run = lk.start(work, ranks=3)
+pids = [pid for _ in range(3)
+        for pid in json.loads(run.monitor.lines.get(timeout=60).split("] ")[1])]
+print(json.dumps(pids + [lk.driver.launcher.LAUNCHER.engine.nursery.process.pid]),
+      flush=True)
+if sys.argv[1:]:
+    os.fork() or threading.Event().wait()  # a child that holds all our descriptors
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def kernel():
+    """A kernel process with running ranks; its process and all the others' ids."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KERNEL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process, json.loads(process.stdout.readline())
+        process.kill()
+
+
+def test_nothing_outlives_a_kernel_that_is_killed(kernel):
+    process, pids = kernel
+    assert len(pids) == 7
+    process.send_signal(signal.SIGKILL)
+    assert wait_until_gone(pids) == []
+
+
+def test_nothing_outlives_a_kernel_that_ends(kernel):
+    process, pids = kernel
+    process.stdin.close()
+    process.wait()
+    assert wait_until_gone(pids) == []
+
+
+def test_no_rank_outlives_a_nursery_that_is_killed(kernel):
+    _, pids = kernel
+    *ranks_and_children, nursery = pids
+    os.kill(nursery, signal.SIGKILL)
+    ranks = ranks_and_children[::2]
+    assert wait_until_gone([nursery, *ranks]) == []
+
+
+def test_no_rank_outlives_kernel_and_nursery_killed_at_once(kernel):
+    process, pids = kernel
+    os.kill(pids[-1], signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)
+    assert wait_until_gone(pids[::2]) == []
+
+
+def test_a_forked_copy_of_the_kernel_keeps_nothing_alive():
+    """A process that the kernel forked holds the socket, so end of file never comes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KERNEL, "fork"], stdout=subprocess.PIPE, text=True
+    )
+    pids = json.loads(process.stdout.readline())
+    copies = []
+    while not copies:
+        own = psutil.Process(process.pid).children()
+        copies = [child.pid for child in own if child.pid not in pids]
+    try:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert wait_until_gone(pids) == []
+    finally:
+        for pid in copies:
+            os.kill(pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+def test_a_nursery_that_is_killed_fails_the_run_and_the_next_launch_works():
+    def wait(worker):
+        worker.log(loss=0.0)
+        import threading
+
+        threading.Event().wait()
+
+    run = lk.start(wait, ranks=2)
+    while run.telemetry.last_step(1) is None:
+        run.monitor.ended.wait(0.01)
+    os.kill(LAUNCHER.engine.nursery.process.pid, signal.SIGKILL)
+    with pytest.raises(lk.StartFailed, match=r"the nursery.*ended \(exit status -9\)"):
+        run.wait()
+    assert run.status == "failed"
+    assert lk.launch(lambda worker: worker.rank, ranks=2).results[1] == 1
+
+
+def test_a_broken_torch_is_reported_with_its_own_words(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken')\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import labkit as lk; lk.launch(lambda worker: 1, ranks=1)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "StartFailed" in done.stderr
+    assert "libtorch is broken" in done.stderr
+
+
+def test_ranks_can_be_stopped_before_they_are_forked():
+    """The nursery is still importing when the stop comes."""
+    code = (
+        "import labkit as lk\n"
+        "run = lk.start(lambda worker: __import__('time').sleep(600), ranks=4)\n"
+        "run.stop()\n"
+        "print(run.wait().status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["stopped"]
+
+
+def test_a_copy_of_the_kernel_starts_a_nursery_of_its_own():
+    lk.launch(lambda worker: None, ranks=1)
+    ours = LAUNCHER.engine.nursery
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        run = lk.launch(lambda worker: worker.rank, ranks=2, live=False)
+        os.write(write, b"%d" % (run.results[1] + (LAUNCHER.engine.nursery is ours)))
+        LAUNCHER.engine.close()
+        os._exit(0)
+    os.close(write)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.read(read, 10) == b"1"
+    os.close(read)
+    assert ours.alive
+    assert lk.launch(lambda worker: worker.rank, ranks=2).results[1] == 1
