@@ -185,12 +185,13 @@ class Run:
         if self.monitor is None:
             self.telemetry.finish()
 
-    def follow(self, *, print_lines: bool) -> Run:
+    def follow(self, *, print_lines: bool, interrupted: bool = False) -> Run:
         """Like `wait`, but print the ranks' lines meanwhile if asked to."""
         monitor = self.monitor
         if monitor is None:
             return self
-        interrupted = False
+        if interrupted:
+            monitor.stop()
         while True:
             try:
                 if print_lines:
@@ -217,7 +218,7 @@ class Run:
             while not self.done:
                 await asyncio.sleep(AWAIT_POLL_S)
         except asyncio.CancelledError:  # how a kernel interrupts a cell that awaits
-            self.stop()
+            return self.follow(print_lines=False, interrupted=True)
         return self.wait()
 
 

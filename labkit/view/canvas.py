@@ -87,10 +87,11 @@ def static_png(tables: dict[int, Table], title: str) -> bytes:
 
 
 def encode(rgba: memoryview) -> bytes:
-    """Pixels (height, width, 4) as a PNG with a palette, a fifth as large as without."""
+    """Pixels (height, width, 4) as a PNG with a palette, a fifth of the size."""
     height, width = rgba.shape[:2]
     picture = Image.frombuffer("RGBA", (width, height), rgba, "raw", "RGBA", 0, 1)
-    reduced = picture.convert("RGB").quantize(palette=PALETTE, dither=Image.Dither.NONE)
+    colours = picture.convert("RGB")
+    reduced = colours.quantize(palette=PALETTE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
     reduced.save(buffer, "png", compress_level=3)
     return buffer.getvalue()

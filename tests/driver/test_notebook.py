@@ -1,0 +1,217 @@
+"""What a learner meets: cells in a real kernel."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+
+import pytest
+
+from tests.kernel import Kernel, started
+from tests.processes import wait_until_gone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def kernel(folder):
+    with started(folder) as kernel:
+        cell = kernel.run("import labkit as lk\nmachine = lk.setup()")
+        assert cell.error is None
+        assert "<table>" in cell.displays[0]["text/html"]
+        yield kernel
+
+
+def value(kernel: Kernel, expression: str):
+    cell = kernel.run(f"import json; print(json.dumps({expression}))")
+    assert cell.error is None, "\n".join(cell.error)
+    return json.loads(cell.stdout.splitlines()[-1])
+
+
+def test_functions_classes_and_modules_of_a_notebook_reach_the_ranks(kernel, folder):
+    (folder / "helpers.py").write_text("def triple(x):\n    return 3 * x\n")
+    kernel.run("class Scale:\n    def __init__(self, by):\n        self.by = by")
+    kernel.run("config = {'by': 2}\nsquare = lambda x: x * x")
+    kernel.run("from helpers import triple")
+    kernel.run(
+        "def fn(worker):\n"
+        "    return Scale(config['by']), triple(square(worker.rank))\n"
+        "run = lk.launch(fn, ranks=3, live=False)"
+    )
+    assert value(kernel, "[run.results[r][1] for r in range(3)]") == [0, 3, 12]
+    assert value(kernel, "isinstance(run.results[2][0], Scale)") is True
+
+
+def test_other_cells_are_not_run_again_in_ranks(kernel, folder):
+    kernel.run("open('executed', 'a').write('x')")
+    cell = kernel.run("lk.launch(lambda worker: 1, ranks=2, live=False)")
+    assert cell.error is None
+    assert (folder / "executed").read_text() == "x"
+
+
+def test_printed_lines_are_in_the_cell_that_launched(kernel):
+    for _ in range(2):
+        cell = kernel.run(
+            "def talk(worker):\n"
+            "    print('hello from', worker.rank)\n"
+            "run = lk.launch(talk, ranks=2)"
+        )
+        lines = sorted(cell.stdout.splitlines())
+        assert lines == ["[rank 0] hello from 0", "[rank 1] hello from 1"]
+        assert cell.stderr == ""
+
+
+def test_an_error_shows_the_cells_own_line_and_nothing_of_labkit(kernel):
+    source = (
+        "def helper(x):\n"
+        "    return x / 0\n"
+        "\n"
+        "def train(worker):\n"
+        "    worker.log(loss=1.0)\n"
+        "    if worker.rank == 1:\n"
+        "        helper(worker.rank)\n"
+        "    import torch.distributed as dist\n"
+        "    dist.barrier()\n"
+        "\n"
+        "lk.launch(train, ranks=2)"
+    )
+    cell = kernel.run(source)
+    number = value(kernel, "len(In)") - 2
+    text = "\n".join(cell.error)
+    assert cell.error[0] == "Traceback (most recent call last):"
+    assert f'File "Cell In[{number}]", line 7, in train' in text
+    assert f'File "Cell In[{number}]", line 2, in helper' in text
+    assert "    return x / 0" in text
+    assert "ZeroDivisionError: division by zero" in text
+    assert "rank 1 failed first (after step 0); rank 0 was stopped because" in text
+    assert "labkit/" not in text
+
+
+def test_the_live_figure_grows_and_its_last_state_is_a_picture(kernel):
+    cell = kernel.run(
+        "def train(worker):\n"
+        "    for step in range(300):\n"
+        "        worker.log(loss=1 / (1 + step), samples=1)\n"
+        "        worker_rest(0.005)\n"
+        "from time import sleep as worker_rest\n"
+        "run = lk.launch(train, ranks=2)"
+    )
+    assert cell.error is None
+    (first,) = cell.displays
+    assert len(cell.updates) >= 3
+    for bundle in (first, *cell.updates):
+        assert bundle["text/plain"] == first["text/plain"]
+        assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    sizes = [len(bundle["image/png"]) for bundle in cell.updates]
+    assert sizes[-1] > sizes[0]
+
+
+def test_start_leaves_the_kernel_free_and_draws_under_its_own_cell(kernel):
+    started_cell = kernel.send(
+        "def train(worker):\n"
+        "    print('line of the run')\n"
+        "    for step in range(100):\n"
+        "        worker.log(loss=step)\n"
+        "        worker_rest(0.01)\n"
+        "run = lk.start(train, ranks=2)"
+    )
+    first = kernel.collect(started_cell)
+    assert first.error is None
+    other = kernel.run("print('free')\nrun.wait().status")
+    assert other.stdout == "free\n"
+    assert other.result == "'finished'"
+    assert other.displays == []
+
+
+def test_await_in_a_cell_gives_the_finished_run(kernel):
+    cell = kernel.run("(await lk.start(lambda w: w.rank, ranks=2)).status")
+    assert cell.result == "'finished'"
+
+
+ENDLESS = (
+    "def endless(worker):\n"
+    "    print('pid', worker.rank, __import__('os').getpid())\n"
+    "    for step in range(10**9):\n"
+    "        worker.log(loss=1.0)\n"
+    "        worker_rest(0.01)\n"
+)
+
+
+def pids_in(text: str) -> list[int]:
+    return [int(line.split()[-1]) for line in text.splitlines() if "pid" in line]
+
+
+@pytest.mark.parametrize(
+    "call", ["run = lk.launch(endless, ranks=2)", "run = await lk.start(endless, 2)"]
+)
+def test_the_stop_button_ends_the_run_and_keeps_the_kernel(kernel, call):
+    kernel.run("kept = 42")
+    request = kernel.send(ENDLESS + call)
+    wait_for_step(kernel, request)
+    kernel.interrupt()
+    cell = kernel.collect(request)
+    assert cell.error is None
+    assert "stopped by you: rank 0 had logged step" in cell.stdout
+    assert "KeyboardInterrupt" not in cell.stdout + cell.stderr
+    assert value(kernel, "[run.status, kept]") == ["stopped", 42]
+    assert value(kernel, "len(run.metrics)") > 0
+    assert wait_until_gone(value(kernel, "run.monitor.processes.pids")) == []
+    assert value(kernel, "lk.launch(lambda w: w.rank, ranks=2).results[1]") == 1
+
+
+def wait_for_step(kernel: Kernel, request: str) -> None:
+    """Until a figure with something in it has been drawn."""
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=60)
+        if message["parent_header"].get("msg_id") == request:
+            assert message["msg_type"] != "error", message["content"]
+            if message["msg_type"] == "update_display_data":
+                return
+
+
+def test_a_second_launch_is_refused_in_the_next_cell(kernel):
+    kernel.run(ENDLESS + "run = lk.start(endless, ranks=2)")
+    cell = kernel.run("lk.launch(endless, ranks=2)")
+    assert "endless is still running (2 ranks" in cell.error[-1]
+    kernel.run("run.stop(); run.wait()")
+
+
+def test_a_run_outlives_its_kernel(kernel, folder):
+    path = value(kernel, "str(lk.launch(talk, ranks=2, live=False).path)")
+    with started(folder) as other:
+        other.run(f"import labkit as lk\nrun = lk.open_run({path!r})")
+        assert value(other, "[run.status, run.logs(1)]") == [
+            "finished",
+            "hello from 1\n",
+        ]
+
+
+def test_ranks_end_when_the_kernel_is_restarted(folder):
+    with started(folder) as kernel:
+        kernel.run("import labkit as lk\nfrom time import sleep as worker_rest")
+        kernel.run(ENDLESS + "run = lk.start(endless, ranks=2)")
+        while not (pids := value(kernel, "run.monitor.processes.pids")):
+            continue  # the nursery is still importing
+        pids.append(value(kernel, "run.monitor.processes.nursery.process.pid"))
+        kernel.manager.restart_kernel(now=True)
+        assert wait_until_gone(pids) == []
+
+
+def test_works_after_parallel_maths_in_the_kernel(kernel):
+    kernel.run(
+        "import torch, numpy as np\n"
+        "torch.randn(800, 800) @ torch.randn(800, 800)\n"
+        "np.linalg.inv(np.random.rand(300, 300))"
+    )
+    assert value(kernel, "lk.launch(lambda w: w.rank, ranks=2).results[1]") == 1
+
+
+def test_the_kernels_environment_is_unchanged(kernel):
+    kernel.run("import os; before = dict(os.environ)")
+    kernel.run("lk.launch(lambda worker: os.environ.update(X='1'), ranks=2)")
+    assert value(kernel, "before == dict(os.environ)") is True
+    assert "X" not in os.environ
