@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     usable = machine.detect().usable_gpus
     for item in items:
         if (mark := item.get_closest_marker("gpu")) and mark.args[0] > usable:
-            reason = f"needs {mark.args[0]} GPUs, {usable} can be used here"
+            reason = f"GPUs: {mark.args[0]} needed, {usable} can be used here"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -11,7 +11,7 @@ PACKAGE = Path(labkit.__file__).parent
 # What each package may import of labkit and of the heavy libraries. A star marks what
 # a package may import inside a function only, to be loaded when it is first used.
 ALLOWED = {
-    "core": {"core"},
+    "core": {"core", "orjson"},
     "worker": {"core", "worker", "torch", "cloudpickle", "sklearn"},
     "view": {"core", "view", "matplotlib", "PIL", "numpy", "IPython"},
     "driver": {
@@ -20,7 +20,7 @@ ALLOWED = {
 }  # fmt: skip
 WATCHED = {
     "torch", "matplotlib", "PIL", "numpy", "pandas", "pynvml", "IPython", "ipywidgets",
-    "cloudpickle", "sklearn",
+    "cloudpickle", "sklearn", "orjson",
 }  # fmt: skip
 
 

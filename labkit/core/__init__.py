@@ -1,1 +1,1 @@
-"""Floor 0: the words that both sides of a launch share. Standard library only."""
+"""Floor 0: the words that both sides of a launch share. Standard library and orjson."""

@@ -14,7 +14,10 @@ Every event carries `kind`, `rank`, `attempt` (0 unless the run was restarted) a
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
+
+import orjson
 
 Event = dict[str, Any]  # a parsed line; keys differ by kind and are listed above
 
@@ -41,17 +44,36 @@ CUDA_MEMORY_COLUMNS = (
     "peak_reserved_bytes",
 )
 CPU_MEMORY_COLUMNS = ("process_bytes", "peak_process_bytes", "tensor_bytes")
+# In the file these stand only where they were read anew; they hold until then.
+CARRIED_COLUMNS = frozenset((*CUDA_MEMORY_COLUMNS, *CPU_MEMORY_COLUMNS))
+
+LOG_PREFIX = b'{"kind":"log",'  # how `encode` begins a log event
+ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def encode(event: Event) -> bytes:
     """One event as a line that a single write appends whole."""
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+    numbers = (value for value in event.values() if isinstance(value, float))
+    if all(map(math.isfinite, numbers)):
+        return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+    return ENCODER.encode(event).encode() + b"\n"  # which knows NaN and Infinity
+
+
+def decode_all(lines: list[bytes]) -> list[Event]:
+    """The events in many lines; damaged lines are left out."""
+    try:
+        found = orjson.loads(b"[" + b",".join(lines) + b"]")
+        if len(found) == len(lines) and all(isinstance(one, dict) for one in found):
+            return found
+    except ValueError:
+        pass  # a line among them is damaged, or holds NaN; each tells for itself
+    return [event for event in map(decode, lines) if event is not None]
 
 
 def decode(line: bytes) -> Event | None:
     """The event in a line, or None when the line is damaged."""
     try:
-        event = json.loads(line)
+        event = json.loads(line.decode())
     except ValueError:
         return None
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):

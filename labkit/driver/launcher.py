@@ -104,11 +104,6 @@ class Launcher:
         spec, parcel = request.spec, request.parcel
         environment = rank_environment()
         path = directory.create_run_dir(spec.name, spec.started_at)
-        directory.write_file(path / "spec.json", spec.to_json())
-        directory.write_file(
-            path / "environment.json",
-            directory.describe_environment(request.hardware, environment),
-        )
         header = {
             "run_dir": str(path),
             "spec": dataclasses.asdict(spec),
@@ -122,6 +117,12 @@ class Launcher:
         telemetry = Telemetry(path, spec.ranks)
         with job_file(header, parcel.payload) as job:
             processes = self.engine.start(spec.ranks, job)
+        # The ranks are on their way; what follows is not for them.
+        directory.write_file(path / "spec.json", spec.to_json())
+        directory.write_file(
+            path / "environment.json",
+            directory.describe_environment(request.hardware, environment),
+        )
         monitor = Monitor(path, spec, processes, telemetry)
         run = Run(path, spec, telemetry, monitor)
         monitor.start()
@@ -176,6 +177,7 @@ def watch(run: Run, *, show_lines: bool) -> None:
     if live.in_notebook():
         run.view = live.LiveView(
             tables=run.telemetry.tables,
+            num_rows=run.telemetry.num_rows,
             title=run.title,
             ended=run.monitor.ended,
             lines=run.monitor.lines if show_lines else None,

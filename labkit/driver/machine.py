@@ -6,6 +6,7 @@ still shows its host's size everywhere else.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -25,8 +26,8 @@ NO_LIMIT = 2**60  # cgroup v1 writes a number near 2^63 for "no limit"
 
 def detect() -> Hardware:
     """This machine now; reads files and asks the NVIDIA driver, some milliseconds."""
-    gpus, links = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    version, cuda = installed_torch()
+    gpus, links = known_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    version, cuda = known_torch()
     return Hardware(
         cores=usable_cores(),
         memory_bytes=usable_memory(),
@@ -217,3 +218,8 @@ def link_kind(first: object, second: object) -> str | None:
 
 def as_text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+# Neither changes while a kernel lives, and a launch should not wait for them.
+known_gpus = functools.cache(visible_gpus)
+known_torch = functools.cache(installed_torch)

@@ -19,7 +19,7 @@ from labkit.driver.engines.local import RankProcesses
 from labkit.driver.outcome import End, find_failure
 from labkit.driver.telemetry import Printed, Telemetry
 
-POLL_S = 0.03
+POLL_S = 0.05
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
 
 
@@ -29,7 +29,7 @@ class Monitor:
     Attributes:
         status: "running", then "finished", "failed" or "stopped".
         error: why it failed, None otherwise.
-        lines: what ranks printed, labelled, for the cell to take out.
+        lines: what ranks printed, labelled, for the cell to take out; None at the end.
         ended: set when nothing of the run is left and everything is written down.
     """
 
@@ -45,7 +45,7 @@ class Monitor:
         self.processes = processes
         self.telemetry = telemetry
         self.printed = Printed(path, spec.ranks)
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.own_ends: dict[int, End] = {}  # those that we did not cause
         self.status = RUNNING
         self.error: LabkitError | None = None
@@ -84,6 +84,7 @@ class Monitor:
             self.write_end(status)
             self.status = status
             self.ended.set()
+            self.lines.put(None)
 
     def read(self) -> None:
         """Take in what ranks wrote; what an ended rank wrote is all there by now."""

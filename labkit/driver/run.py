@@ -226,9 +226,11 @@ def lines_until_end(monitor: Monitor) -> Iterator[str]:
     """What ranks print, as it comes, until nothing more can come."""
     while not monitor.ended.is_set() or not monitor.lines.empty():
         try:
-            yield monitor.lines.get(timeout=0.02)
+            line = monitor.lines.get(timeout=0.2)
         except queue.Empty:
             continue
+        if line is not None:
+            yield line
 
 
 def open_run(path: str | Path) -> Run:
@@ -247,12 +249,10 @@ def open_run(path: str | Path) -> Run:
         telemetry.finish()
     except OSError as error:
         raise RunDirectoryError(f"{folder} cannot be read: {error}") from error
-    if telemetry.damaged:
-        where = ", ".join(telemetry.damaged[:3])
-        number = len(telemetry.damaged)
+    if number := telemetry.damaged_lines():
         warnings.warn(
-            f"{number} line{'s' if number > 1 else ''} of telemetry could not be read "
-            f"and {'were' if number > 1 else 'was'} left out ({where})",
+            f"{number} line{'s' if number > 1 else ''} of telemetry in {folder} could "
+            f"not be read and {'were' if number > 1 else 'was'} left out",
             stacklevel=2,
         )
     return Run(folder, spec, telemetry, None)

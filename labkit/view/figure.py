@@ -14,7 +14,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from labkit.view import HEIGHT_PX, WIDTH_PX
-from labkit.view.series import MEAN, SECOND_OF_RANK, Panel, Table, panels, span
+from labkit.view.series import (
+    MAX_POINTS,
+    MEAN,
+    SECOND_OF_RANK,
+    Panel,
+    Table,
+    panels,
+    span,
+)
 
 DPI = 100
 # Okabe and Ito's palette, which colour-blind readers can tell apart; its black is the
@@ -30,7 +38,7 @@ def draw(tables: Mapping[int, Table], title: str) -> Figure:
     Returns:
         A figure of 900 x 270 pixels at 100 dpi that belongs to no window.
     """
-    found = panels(tables)
+    found = panels(tables, 2 * MAX_POINTS)  # it may be shown twice as large
     frame = Frame(title, ranks=sorted(tables))
     for axes, panel in zip(frame.axes, found, strict=True):
         frame.label(axes, panel)
@@ -60,13 +68,15 @@ class Frame:
             axes.grid(axis="y", color="#dddddd", linewidth=0.6)
             axes.set_axisbelow(True)
             axes.tick_params(labelsize=8)
-            axes.set_xlabel("step", fontsize=8, labelpad=1)
-            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.set_xlabel("step", fontsize=8)
+            # Places that are told need not be searched for at every drawing.
+            axes.xaxis.set_label_coords(0.5, -0.16)
+            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True, min_n_ticks=1))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
         self.add_legend()
 
     def label(self, axes: Axes, panel: Panel) -> None:
-        axes.set_title(panel.label, fontsize=9, loc="left")
+        axes.set_title(panel.label, fontsize=9, loc="left", y=1.03)
 
     def artist(self, kind: str, rank: int | None, x=(), y=(), **options) -> Line2D:
         """The line of a rank, or the mean over ranks in bold."""

@@ -21,8 +21,8 @@ from labkit.view import HEIGHT_PX, WIDTH_PX
 from labkit.view.series import Table, panels
 
 REDRAWS_PER_S = 5
-CORE_SHARE = 0.025  # of one core, spent on drawing in the long run
-HEAD_START_S = 0.25  # of drawing that a run may spend at its beginning
+CORE_SHARE = 0.015  # of one core, spent on drawing in the long run
+HEAD_START_S = 0.1  # of drawing that a run may spend at its beginning
 SHOWN_LINES = 200  # of what ranks print, when the cell does not print it itself
 TEXT = "labkit: loss, throughput and memory of each rank"
 SIZE = {"image/png": {"width": WIDTH_PX, "height": HEIGHT_PX}}
@@ -41,20 +41,23 @@ class LiveView:
     def __init__(
         self,
         tables: Callable[[], dict[int, Table]],
+        num_rows: Callable[[], int],
         title: str,
         ended: threading.Event,
-        lines: queue.SimpleQueue[str] | None,
+        lines: queue.SimpleQueue[str | None] | None,
     ) -> None:
         """Show an empty figure in the cell that runs now.
 
         Args:
             tables: gives the columns of each rank as they are.
+            num_rows: how many rows they have together; costs less.
             title: what stands above the panels.
             ended: set when no more will come.
             lines: what ranks print, to be shown below the figure; None if the cell
                 prints it.
         """
         self.tables = tables
+        self.num_rows = num_rows
         self.title = title
         self.ended = ended
         self.lines = lines
@@ -85,13 +88,12 @@ class LiveView:
         drawn_rows = 0
         while not self.ended.wait(1 / REDRAWS_PER_S):
             self.show_lines()
-            tables = self.tables()
-            rows = num_rows(tables)
+            rows = self.num_rows()
             if rows == drawn_rows or not self.may_draw():
                 continue
             drawn_rows = rows
             began_cpu = time.thread_time()
-            self.update(live.render(panels(tables)))
+            self.update(live.render(panels(self.tables())))
             self.redraws += 1
             self.cpu_s += time.thread_time() - began_cpu
         self.show_lines()
@@ -113,18 +115,16 @@ class LiveView:
             return
         before = self.num_lines
         while not self.lines.empty():
-            self.recent.append(self.lines.get())
-            self.num_lines += 1
+            line = self.lines.get()
+            if line is not None:  # which marks the end
+                self.recent.append(line)
+                self.num_lines += 1
         if self.num_lines > before:
             text = "\n".join(self.recent)
             hidden = self.num_lines - len(self.recent)
             if hidden:
                 text = f"({hidden} earlier lines: run.logs(rank))\n{text}"
             self.printed.update({"text/plain": text}, raw=True)
-
-
-def num_rows(tables: dict[int, Table]) -> int:
-    return sum(len(next(iter(table.values()), ())) for table in tables.values())
 
 
 def show(bundle: dict[str, Any], metadata: dict[str, Any]) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 Table = Mapping[str, np.ndarray]  # one rank's columns, all of one length
 SMOOTHED_LOGS = 10  # throughput of single steps is mostly noise
-MAX_POINTS = 600  # of a drawn line; a panel is about 250 pixels wide
+MAX_POINTS = 300  # of a line in a live figure, whose panels are 270 pixels wide
 MEAN, OF_RANK, SECOND_OF_RANK = "mean", "rank", "second of rank"
 
 
@@ -34,9 +33,13 @@ class Panel:
     from_zero: bool = False
 
 
-def panels(tables: Mapping[int, Table]) -> list[Panel]:
+def panels(tables: Mapping[int, Table], max_points: int = MAX_POINTS) -> list[Panel]:
     """Loss, throughput and memory over the steps, thinned for drawing."""
-    return [loss(tables), throughput(tables), memory(tables)]
+    whole = (loss(tables), throughput(tables), memory(tables))
+    return [
+        replace(panel, lines=[thinned(line, max_points) for line in panel.lines])
+        for panel in whole
+    ]
 
 
 def loss(tables: Mapping[int, Table]) -> Panel:
@@ -44,7 +47,7 @@ def loss(tables: Mapping[int, Table]) -> Panel:
     mean = mean_line(tables)
     return Panel(
         label="loss" + missing_loss(tables, lines),
-        lines=[thinned(line) for line in ([*lines, mean] if mean else lines)],
+        lines=[*lines, mean] if mean else lines,
     )
 
 
@@ -68,7 +71,7 @@ def throughput(tables: Mapping[int, Table]) -> Panel:
     scale, prefix = thousands(lines)
     return Panel(
         label=f"throughput ({prefix}{name} / s, mean of {SMOOTHED_LOGS})",
-        lines=[thinned(scaled(smoothed(line), scale)) for line in lines],
+        lines=[scaled(smoothed(line), scale) for line in lines],
         from_zero=True,
     )
 
@@ -84,7 +87,7 @@ def memory(tables: Mapping[int, Table]) -> Panel:
     solid, dashed = ("reserved", "allocated") if on_cuda else ("memory", "tensors")
     return Panel(
         label=f"{solid} ({unit}, dashed: {dashed})",
-        lines=[thinned(scaled(line, 1 / divisor)) for line in lines],
+        lines=[scaled(line, 1 / divisor) for line in lines],
         from_zero=True,
     )
 
@@ -126,12 +129,16 @@ def thinned(line: Line, max_points: int = MAX_POINTS) -> Line:
     length = len(line.x)
     if length <= max_points:
         return line
-    edges = np.linspace(0, length, max_points // 2 + 1).astype(int)
-    kept = []
-    for start, end in pairwise(edges):
-        part = line.y[start:end]
-        low, high = start + int(part.argmin()), start + int(part.argmax())
-        kept += [low] if low == high else sorted((low, high))
+    stretch = -(-length // (max_points // 2))  # points in each, rounded up
+    whole = length // stretch * stretch
+    rows = line.y[:whole].reshape(-1, stretch)
+    first = np.arange(0, whole, stretch)
+    low, high = first + rows.argmin(axis=1), first + rows.argmax(axis=1)
+    rest = line.y[whole:]
+    if len(rest):
+        low = np.append(low, whole + rest.argmin())
+        high = np.append(high, whole + rest.argmax())
+    kept = np.unique(np.concatenate([low, high]))
     return Line(kind=line.kind, rank=line.rank, x=line.x[kept], y=line.y[kept])
 
 

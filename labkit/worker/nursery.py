@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import warnings
+from dataclasses import dataclass
 
 # In this order; requests are served between two imports. torch alone is needed
 # first; optimizers and DDP pull in dynamo on first use, and without the rest a rank's
@@ -44,6 +45,8 @@ PRELOAD = (
     "torch.distributed.checkpoint",
 )
 PARENT_CHECK_S = 0.5  # how often to look whether the kernel is still the parent
+FIRST_SPARES = 4  # ranks that are forked before the first launch asks for some
+MAX_SPARES = 8  # ranks that are ever kept waiting
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -53,13 +56,28 @@ def main(control_fd: int) -> None:
     Nursery(socket.socket(fileno=control_fd)).serve()
 
 
+@dataclass(frozen=True)
+class Spare:
+    """A forked process that waits to be told which rank of which job it is."""
+
+    pid: int
+    channel: socket.socket
+
+
 class Nursery:
-    """Forks ranks on request and reports how they ended."""
+    """Forks ranks on request and reports how they ended.
+
+    A fork of a process of this size takes 15 ms. So while nothing runs, as many ranks
+    as the last launch had are forked in advance, and the next launch only tells them
+    what to do.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.kernel_pid = os.getppid()
         self.ranks: set[int] = set()
+        self.spares: list[Spare] = []
+        self.wanted_spares = FIRST_SPARES
         self.buffer = b""
         self.descriptors: list[int] = []
         # Ranks wait for the end of file of this pipe; only the nursery can write to it.
@@ -86,7 +104,10 @@ class Nursery:
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.send({"ready": True})
         while True:
-            self.serve_pending(timeout=PARENT_CHECK_S)
+            lacks_spares = len(self.spares) < self.wanted_spares and not self.ranks
+            self.serve_pending(timeout=0 if lacks_spares else PARENT_CHECK_S)
+            if lacks_spares and not self.ranks:
+                self.fork_spare()
 
     def serve_pending(self, timeout: float) -> None:
         """Handle everything that has arrived, waiting at most `timeout` seconds."""
@@ -113,44 +134,58 @@ class Nursery:
         for line in lines:
             request = json.loads(line)
             if "fork" in request:
-                self.fork(request["fork"], self.descriptors.pop(0))
+                self.start(request["fork"], self.descriptors.pop(0))
             else:
                 self.kill(request["kill"])
 
-    def fork(self, num_ranks: int, job_fd: int) -> None:
-        """Fork `num_ranks` ranks that read the job from `job_fd`."""
-        pids = []
+    def start(self, num_ranks: int, job_fd: int) -> None:
+        """Make `num_ranks` ranks of the job in `job_fd`, from spares if there are."""
+        pids: list[int] = []
         error = None
-        for rank in range(num_ranks):
-            try:
-                pid = self.fork_one(rank, job_fd)
-            except OSError as failure:  # a limit on processes or memory
-                error = f"rank {rank} could not be forked: {failure}"
-                break
-            pids.append(pid)
+        while len(pids) < num_ranks and error is None:
+            if not self.spares:
+                error = self.fork_spare()
+                continue
+            spare = self.spares.pop(0)
+            rank = str(len(pids)).encode()
+            with spare.channel:
+                try:
+                    socket.send_fds(spare.channel, [rank], [job_fd])
+                except OSError:
+                    continue  # it was killed while it waited, and will be reaped
+            self.ranks.add(spare.pid)
+            pids.append(spare.pid)
         os.close(job_fd)
-        self.ranks.update(pids)
+        self.wanted_spares = min(num_ranks, MAX_SPARES)
         self.send({"pids": pids, "error": error})
 
-    def fork_one(self, rank: int, job_fd: int) -> int:
+    def fork_spare(self) -> str | None:
+        """Fork a process that waits for its job; what went wrong, if it did."""
         nursery_pid = os.getpid()
-        with warnings.catch_warnings():
-            # From Python 3.12 fork warns about threads. The only ones here are those
-            # of math libraries, which take care of themselves at a fork.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid:
-            return pid
+        ours, theirs = socket.socketpair()
         try:
-            self.become_rank(nursery_pid)
-            from labkit.worker import entry
+            with warnings.catch_warnings():
+                # From Python 3.12 fork warns about threads. The only ones here are
+                # those of math libraries, which take care of themselves at a fork.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as failure:  # a limit on processes or memory
+            ours.close()
+            theirs.close()
+            self.wanted_spares = 0
+            return f"rank {len(self.ranks)} could not be forked: {failure}"
+        if pid == 0:
+            try:
+                ours.close()
+                self.become_rank(nursery_pid, theirs)
+            finally:
+                os._exit(70)  # a rank ends by itself; EX_SOFTWARE if it ever does not
+        theirs.close()
+        self.spares.append(Spare(pid, ours))
+        return None
 
-            entry.run_rank(rank, job_fd, self.alive_read)
-        finally:
-            os._exit(70)  # run_rank does not return; EX_SOFTWARE if it ever does
-
-    def become_rank(self, nursery_pid: int) -> None:
-        """Undo in the child what belongs to the nursery."""
+    def become_rank(self, nursery_pid: int, channel: socket.socket) -> None:
+        """In the child: undo what belongs to the nursery, wait for the job, do it."""
         os.setsid()
         end_with_parent(nursery_pid)
         signal.set_wakeup_fd(-1)
@@ -159,8 +194,16 @@ class Nursery:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.control.close()
+        for spare in self.spares:
+            spare.channel.close()
         for fd in (self.alive_write, self.child_read, self.child_write):
             os.close(fd)
+        entry = sys.modules["labkit.worker.entry"]
+        entry.get_ready(self.alive_read)
+        rank, descriptors, _, _ = socket.recv_fds(channel, 16, 1)
+        channel.close()
+        if rank:  # else the nursery is gone
+            entry.run_rank(int(rank), descriptors[0])
 
     def kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -169,13 +212,15 @@ class Nursery:
 
     def reap(self) -> None:
         """Report ranks that ended, after ending what they left behind."""
-        for pid in list(self.ranks):
+        for pid in [*self.ranks, *(spare.pid for spare in self.spares)]:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             end_session(pid)
             _, status = os.waitpid(pid, 0)
-            self.ranks.discard(pid)
-            self.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+            if pid in self.ranks:
+                self.ranks.discard(pid)
+                self.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+            self.spares = [spare for spare in self.spares if spare.pid != pid]
 
     def send(self, message: dict) -> None:
         try:
@@ -190,7 +235,7 @@ class Nursery:
 
     def close(self) -> None:
         """The kernel is gone: end every rank, then the nursery."""
-        for pid in self.ranks:
+        for pid in [*self.ranks, *(spare.pid for spare in self.spares)]:
             end_session(pid)
         os._exit(0)
 

@@ -80,12 +80,14 @@ class MemoryProbe:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.read_at = -SAMPLE_S
-        self.reading: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
 
     def read(self) -> dict[str, int]:
-        now = time.perf_counter()
-        if now - self.read_at >= SAMPLE_S:
-            on_cuda = self.device.type == "cuda"
-            self.reading = cuda_memory(self.device) if on_cuda else cpu_memory()
-            self.read_at = time.perf_counter()
-        return self.reading
+        """All numbers when they were read anew, else `memory_bytes` as it was."""
+        if time.perf_counter() - self.read_at < SAMPLE_S:
+            return self.latest
+        on_cuda = self.device.type == "cuda"
+        reading = cuda_memory(self.device) if on_cuda else cpu_memory()
+        self.latest = {"memory_bytes": reading["memory_bytes"]}
+        self.read_at = time.perf_counter()
+        return reading

@@ -81,9 +81,9 @@ class Worker:
             if count is not None:
                 event[name] = as_number(name, count)
                 if warm:
-                    event[f"{name}_per_s"] = event[name] / step_s
+                    event[f"{name}_per_s"] = round(event[name] / step_s, 3)
         if not math.isnan(step_s):
-            event["step_s"] = step_s
+            event["step_s"] = round(step_s, 7)
         if not warm:
             event["warmup"] = True
         for name, value in values.items():
