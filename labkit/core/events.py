@@ -3,7 +3,8 @@
 The kinds, in the order in which a rank writes them:
 
     start   the rank is up: process id, device, versions
-    log     one `worker.log` call: step, loss, throughput, memory
+    log     one `worker.log` call: step, its seconds, loss, samples, tokens, and memory
+            where it was read anew
     result  the function returned: size and keyed digest of the pickled value
     error   the function raised: type, message, traceback, last step
 
@@ -14,7 +15,6 @@ Every event carries `kind`, `rank`, `attempt` (0 unless the run was restarted) a
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import orjson
@@ -45,18 +45,21 @@ CUDA_MEMORY_COLUMNS = (
 )
 CPU_MEMORY_COLUMNS = ("process_bytes", "peak_process_bytes", "tensor_bytes")
 # In the file these stand only where they were read anew; they hold until then.
-CARRIED_COLUMNS = frozenset((*CUDA_MEMORY_COLUMNS, *CPU_MEMORY_COLUMNS))
+CARRIED_COLUMNS = ("memory_bytes", *CUDA_MEMORY_COLUMNS, *CPU_MEMORY_COLUMNS)
 
-LOG_PREFIX = b'{"kind":"log",'  # how `encode` begins a log event
+LOG_PREFIX = '{"kind":"log",'  # how every log event begins
 ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def encode(event: Event) -> bytes:
     """One event as a line that a single write appends whole."""
-    numbers = (value for value in event.values() if isinstance(value, float))
-    if all(map(math.isfinite, numbers)):
-        return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-    return ENCODER.encode(event).encode() + b"\n"  # which knows NaN and Infinity
+    try:
+        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # an integer of more than 64 bits
+        line = b"null"
+    if b"null" in line:  # also NaN and Infinity, which orjson cannot tell apart
+        line = ENCODER.encode(event).encode() + b"\n"
+    return line
 
 
 def decode_all(lines: list[bytes]) -> list[Event]:

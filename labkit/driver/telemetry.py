@@ -16,8 +16,9 @@ import numpy as np
 
 from labkit.core import events
 
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 16
 LINE_LIMIT_BYTES = 1 << 20  # a longer line is no event of ours
+LOG_PREFIX = events.LOG_PREFIX.encode()
 NOT_COLUMNS = frozenset(("kind", "rank", "attempt"))
 
 Table = Mapping[str, np.ndarray]  # one rank's columns, all of one length
@@ -40,13 +41,22 @@ class Tail:
             except FileNotFoundError:
                 return
             self.file.seek(self.offset)
-        while data := self.file.read(READ_BYTES):
+        while data := self.read_written():
             self.offset += len(data)
             *lines, self.rest = (self.rest + data).split(b"\n")
             yield from lines
             if len(self.rest) > LINE_LIMIT_BYTES:
                 yield self.rest
                 self.rest = b""
+
+    def read_written(self) -> bytes:
+        """The next bytes; zeros are room that the writer has not filled yet."""
+        data = self.file.read(READ_BYTES)
+        written = data.find(b"\0")
+        if written < 0:
+            return data
+        self.file.seek(self.offset + written)
+        return data[:written]
 
     def finish(self) -> Iterator[bytes]:
         """The lines that remain, one without an end included; then close the file."""
@@ -103,6 +113,20 @@ class Logs:
             array[start : self.length] = fresh
             if name in events.CARRIED_COLUMNS:
                 carry(array[max(0, start - 1) : self.length])
+        for name in ("samples", "tokens"):
+            self.add_throughput(name, start)
+
+    def add_throughput(self, name: str, start: int) -> None:
+        """What was done in each step, by its seconds; none for warm-up."""
+        if name not in self.arrays or "step_s" not in self.arrays:
+            return
+        fresh = slice(start, self.length)
+        rate = self.with_room(f"{name}_per_s", start)
+        step_s = self.arrays["step_s"][fresh]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate[fresh] = self.arrays[name][fresh] / step_s
+        if "warmup" in self.arrays:
+            rate[fresh][self.arrays["warmup"][fresh] == 1] = np.nan
 
     def with_room(self, name: str, used: int) -> np.ndarray:
         """The column's array; arrays that were handed out before stay as they were."""
@@ -164,7 +188,7 @@ class Telemetry:
                     self.take(rank, line)
 
     def take(self, rank: int, line: bytes) -> None:
-        if line.startswith(events.LOG_PREFIX):
+        if line.startswith(LOG_PREFIX):
             self.logs[rank].add(line)
             return
         event = events.decode(line)

@@ -83,9 +83,10 @@ def run_rank(rank: int, job_fd: int) -> None:
         wait_for_peers(spec, rank)
         status = 0
     except BaseException as error:  # the edge of the process: it becomes an event
-        step = None if worker is None else worker.step
+        step = worker.step if worker and worker.step >= 0 else None
         emitter.emit(events.ERROR, describe(error, step))
     finally:
+        emitter.close()
         flush_output()
         os._exit(status)
 

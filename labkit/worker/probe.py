@@ -10,7 +10,7 @@ import time
 
 import torch
 
-SAMPLE_S = 0.25  # memory is read at most this often; a reading may cost a millisecond
+SAMPLE_S = 0.5  # between two readings, which may cost a millisecond each
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -71,7 +71,7 @@ def cuda_memory(device: torch.device) -> dict[str, int]:
 
 
 class MemoryProbe:
-    """The latest reading of this rank's memory, renewed when it is older than SAMPLE_S.
+    """Reads this rank's memory, and says when it is time to read it again.
 
     `memory_bytes` is what counts against the limit: memory that the CUDA allocator has
     reserved, or the resident memory of the process.
@@ -79,15 +79,10 @@ class MemoryProbe:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.read_at = -SAMPLE_S
-        self.latest: dict[str, int] = {}
+        self.due_at = 0.0  # on the clock of time.perf_counter
 
     def read(self) -> dict[str, int]:
-        """All numbers when they were read anew, else `memory_bytes` as it was."""
-        if time.perf_counter() - self.read_at < SAMPLE_S:
-            return self.latest
         on_cuda = self.device.type == "cuda"
         reading = cuda_memory(self.device) if on_cuda else cpu_memory()
-        self.latest = {"memory_bytes": reading["memory_bytes"]}
-        self.read_at = time.perf_counter()
+        self.due_at = time.perf_counter() + SAMPLE_S
         return reading

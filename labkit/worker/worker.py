@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from labkit.core import events
 from labkit.worker.emit import Emitter
 from labkit.worker.probe import MemoryProbe
 
+NUMBERS = (int, float)
 WARMUP_LOGS = 3  # the first logs pay for allocation, compilation and warming caches
 
 
@@ -33,11 +34,12 @@ class Worker:
         self.world_size = world_size
         self.local_rank = rank
         self.device = device
-        self.step: int | None = None  # of the last log
+        self.step = -1  # of the last log
         self._emitter = emitter
         self._memory = MemoryProbe(device)
+        self._on_cuda = device.type == "cuda"
         self._num_logs = 0
-        self._logged_at = math.nan
+        self._logged_at = time.perf_counter()
 
     def __repr__(self) -> str:
         return f"<Worker rank {self.rank} of {self.world_size} on {self.device}>"
@@ -54,8 +56,9 @@ class Worker:
         """Record one training step of this rank.
 
         On a GPU the device is synchronised first, so that the time ends with the work.
-        Throughput is what this rank did since its previous `log`, divided by the
-        seconds in between; it is left out for the first logs, which are warm-up.
+        `step_s` is added, the seconds since the previous `log`, and memory, read at
+        the first logs and then twice a second. Readers make throughput of these; the
+        first logs are warm-up and have none.
 
         Args:
             loss: this rank's loss, a number or a tensor of one element.
@@ -67,29 +70,27 @@ class Worker:
         Raises:
             TypeError: a value is not a number.
         """
-        if self.device.type == "cuda":
+        if self._on_cuda:
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
-        step_s = now - self._logged_at
-        self.step = next_step(self.step) if step is None else int(step)
+        self.step = self.step + 1 if step is None else int(step)
+        fields = f'"step":{self.step},"step_s":{now - self._logged_at:.7f}'
         warm = self._num_logs >= WARMUP_LOGS
         self._num_logs += 1
-        event: dict[str, Any] = {"step": self.step}
-        if loss is not None:
-            event["loss"] = as_number("loss", loss)
-        for name, count in (("samples", samples), ("tokens", tokens)):
-            if count is not None:
-                event[name] = as_number(name, count)
-                if warm:
-                    event[f"{name}_per_s"] = round(event[name] / step_s, 3)
-        if not math.isnan(step_s):
-            event["step_s"] = round(step_s, 7)
         if not warm:
-            event["warmup"] = True
+            fields += ',"warmup":1'
+        if loss is not None:
+            fields += f',"loss":{as_json("loss", loss)}'
+        if samples is not None:
+            fields += f',"samples":{as_json("samples", samples)}'
+        if tokens is not None:
+            fields += f',"tokens":{as_json("tokens", tokens)}'
         for name, value in values.items():
-            event[name] = as_number(name, value)
-        event |= self._memory.read()
-        self._emitter.emit(events.LOG, event, time_s=now - self._emitter.origin)
+            fields += f',"{name}":{as_json(name, value)}'
+        if now >= self._memory.due_at or not warm:
+            for name, size in self._memory.read().items():
+                fields += f',"{name}":{size}'
+        self._emitter.emit_log(now, fields)
         # What labkit itself spent here is part of no step.
         self._logged_at = time.perf_counter()
 
@@ -113,19 +114,27 @@ class Worker:
         )
 
 
-def next_step(step: int | None) -> int:
-    return 0 if step is None else step + 1
+def as_json(name: str, value: Any) -> str:
+    """A number, or a tensor of one element, as JSON text."""
+    kind = type(value)
+    if kind is int:
+        return str(value)
+    if kind is not float:
+        value = as_number(name, value)
+    if value - value == 0:
+        return repr(value + 0)  # a bool is a number here
+    return json.dumps(value)  # NaN and Infinity
 
 
 def as_number(name: str, value: Any) -> float | int:
-    """A plain number from a number or a one-element tensor."""
-    if isinstance(value, int | float):
+    if isinstance(value, NUMBERS):
         return value
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
-        shape = tuple(value.shape)
-        raise TypeError(f"log({name}=...) takes one number, not a tensor of {shape}")
     try:
         return value.item()
     except AttributeError:
         kind = type(value).__name__
         raise TypeError(f"log({name}=...) takes a number, not a {kind}") from None
+    except (RuntimeError, ValueError):  # several elements, in torch and in NumPy
+        shape = tuple(value.shape)
+        message = f"log({name}=...) takes one number, not a tensor of {shape}"
+        raise TypeError(message) from None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import events
-from labkit.driver.telemetry import Columns, Printed, Tail, Telemetry, visible
+from labkit.driver.telemetry import Logs, Printed, Tail, Telemetry, visible
 
 
 def log(step: int, **values: float) -> bytes:
@@ -25,7 +25,7 @@ def append(path: Path, data: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=20)), st.data())
 def test_lines_are_read_once_however_the_file_grows(lines, data):
-    lines = [line.replace(b"\n", b"") for line in lines]
+    lines = [line.replace(b"\n", b"").replace(b"\0", b"") for line in lines]
     whole = b"".join(line + b"\n" for line in lines)
     cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=5).map(sorted))
     with tempfile.TemporaryDirectory() as folder:
@@ -35,7 +35,7 @@ def test_lines_are_read_once_however_the_file_grows(lines, data):
             append(tail.path, whole[start:end])
             read += tail.read_lines()
         assert read == lines
-        assert tail.read_rest() == b""
+        assert list(tail.finish()) == []
 
 
 def test_an_endless_line_is_given_up():
@@ -44,6 +44,7 @@ def test_an_endless_line_is_given_up():
         append(tail.path, b"x" * (3 << 20))
         assert sum(len(line) for line in tail.read_lines()) <= 3 << 20
         assert len(tail.rest) <= 1 << 20
+        assert len(list(tail.finish())) <= 1
 
 
 def test_a_truncated_line_is_left_out_and_the_rest_is_read(tmp_path):
@@ -52,19 +53,38 @@ def test_a_truncated_line_is_left_out_and_the_rest_is_read(tmp_path):
     telemetry = Telemetry(tmp_path, 1)
     telemetry.finish()
     assert telemetry.tables()[0]["loss"].tolist() == [1.0, 2.0]
-    assert len(telemetry.damaged) == 2
-    assert telemetry.damaged[0].startswith("rank-0.jsonl before byte ")
+    assert telemetry.damaged_lines() == 2
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path):
     telemetry = Telemetry(tmp_path, 1)
     line = log(0, loss=1.0)
     append(tmp_path / "rank-0.jsonl", line[:10])
-    assert telemetry.poll() == 0
+    telemetry.poll()
+    assert telemetry.num_rows() == 0
     append(tmp_path / "rank-0.jsonl", line[10:])
-    assert telemetry.poll() == 1
-    assert telemetry.damaged == []
+    telemetry.poll()
+    assert telemetry.num_rows() == 1
     assert telemetry.last_step(0) == 0
+    telemetry.finish()
+    assert telemetry.damaged_lines() == 0
+
+
+def test_reserved_room_is_the_end_until_it_is_filled(tmp_path):
+    """A writer reserves zeros, which turn into lines one after the other."""
+    path = tmp_path / "rank-0.jsonl"
+    first, second = log(0, loss=1.0), log(1, loss=2.0)
+    path.write_bytes(first + second[:7] + bytes(100_000))
+    telemetry = Telemetry(tmp_path, 1)
+    telemetry.poll()
+    assert telemetry.num_rows() == 1
+    with open(path, "r+b") as file:
+        file.seek(len(first) + 7)
+        file.write(second[7:])
+    telemetry.poll()
+    assert telemetry.tables()[0]["loss"].tolist() == [1.0, 2.0]
+    telemetry.finish()
+    assert telemetry.damaged_lines() == 0
 
 
 rows = st.lists(
@@ -75,26 +95,30 @@ rows = st.lists(
 )
 
 
-@given(rows, st.integers(1, 4))
-def test_columns_hold_what_was_appended(rows, spread):
-    columns = Columns()
-    rows = [row for row in rows for _ in range(spread)]
-    for row in rows:
-        columns.append(row)
-    table = columns.table()
+@given(rows, st.integers(1, 7))
+def test_columns_hold_what_was_logged_whenever_they_are_asked_for(rows, often):
+    logs = Logs()
+    for index, row in enumerate(rows):
+        logs.add(events.encode({"kind": events.LOG, **row}))
+        if index % often == 0:
+            logs.table()
+    table = logs.table()
+    assert logs.num_rows == len(rows)
     for name in {name for row in rows for name in row}:
         expected = [row.get(name, math.nan) for row in rows]
         assert np.array_equal(table[name], expected, equal_nan=True)
 
 
 def test_columns_grow_and_old_tables_stay():
-    columns = Columns()
-    columns.append({"early": 1.0})
-    old = columns.table()
+    logs = Logs()
+    logs.add(log(0, early=1.0))
+    old = logs.table()
     for index in range(5000):
-        columns.append({"late": float(index)})
-    columns.append({"early": 2.0})
-    table = columns.table()
+        logs.add(log(index, late=float(index)))
+        if index % 700 == 0:
+            logs.table()
+    logs.add(log(1, early=2.0))
+    table = logs.table()
     assert old["early"].tolist() == [1.0]
     assert len(table["early"]) == len(table["late"]) == 5002
     assert table["early"][-1] == 2.0
@@ -102,10 +126,48 @@ def test_columns_grow_and_old_tables_stay():
     assert table["late"][1:-1].tolist() == list(range(5000))
 
 
-def test_words_in_an_event_are_no_column():
-    columns = Columns()
-    columns.append({"step": 0, "note": "text", "rank": 3, "nothing": None})
-    assert set(columns.table()) == {"step"}
+def test_memory_holds_until_it_is_read_anew():
+    logs = Logs()
+    for step, size in enumerate([None, 5.0, None, None, 7.0, None]):
+        logs.add(log(step) if size is None else log(step, memory_bytes=size))
+        if step % 2:
+            logs.table()
+    memory = logs.table()["memory_bytes"].tolist()
+    assert math.isnan(memory[0])
+    assert memory[1:] == [5.0, 5.0, 5.0, 7.0, 7.0]
+
+
+def test_throughput_is_what_was_done_by_its_seconds_and_none_for_warm_up():
+    logs = Logs()
+    logs.add(log(0, samples=8, step_s=0.5, warmup=1))
+    logs.add(log(1, samples=8, step_s=0.5))
+    logs.table()
+    logs.add(log(2, step_s=0.5))
+    logs.add(log(3, samples=8, step_s=0.0))
+    rates = logs.table()["samples_per_s"].tolist()
+    assert math.isnan(rates[0])
+    assert rates[1] == 16
+    assert math.isnan(rates[2])
+    assert rates[3] == math.inf
+    assert "tokens_per_s" not in logs.table()
+
+
+def test_words_and_endless_numbers_are_no_values():
+    logs = Logs()
+    logs.add(log(0, note="text", nothing=None, huge=10**400))
+    table = logs.table()
+    assert all(math.isnan(table[name][0]) for name in ("note", "nothing", "huge"))
+
+
+def test_lines_with_nan_are_read_like_the_others():
+    logs = Logs()
+    for loss in (1.0, float("nan"), float("inf"), 2.0):
+        logs.add(log(0, loss=loss))
+    losses = logs.table()["loss"]
+    assert losses[[0, 3]].tolist() == [1.0, 2.0]
+    assert math.isnan(losses[1])
+    assert losses[2] == math.inf
+    assert logs.num_damaged == 0
 
 
 def test_printed_lines_are_labelled(tmp_path):
