@@ -9,7 +9,7 @@ CELL_TIMEOUT_S := 180
 # JupyterLab refuses to run as root, which is who one is in most containers.
 ROOT_FLAG := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: setup lab test test-all test-gpu lint notebooks nbval clean
+.PHONY: setup lab test test-all test-gpu lint notebooks nbval picture clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ lint: setup
 notebooks: setup
 	$(BIN)/python -m tests.notebooks.execute notebooks
 	$(BIN)/python -m tests.notebooks.normalize notebooks
+
+# The picture in the README, from a run on this machine.
+picture: setup
+	$(BIN)/python docs/live_run.py
 
 clean:
 	rm -rf .venv artifacts build dist *.egg-info

@@ -1,8 +1,8 @@
 """Warm call to first all-reduce on four ranks: labkit against accelerate.
 
 Both run in this one process, in turn. Accelerate's `notebook_launcher` forks the
-kernel; labkit's nursery forks, which is why it also works after torch was used with many threads
-here, and that is measured last.
+kernel. labkit's nursery forks, which is why it also works after torch was used with
+many threads here, and that is measured last.
 """
 
 from __future__ import annotations

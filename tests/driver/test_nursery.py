@@ -160,3 +160,60 @@ def test_a_copy_of_the_kernel_starts_a_nursery_of_its_own():
     os.close(read)
     assert ours.alive
     assert lk.launch(lambda worker: worker.rank, ranks=2).results[1] == 1
+
+
+def spares(number: int) -> list[int]:
+    """Process ids of the ranks that wait for a job, once there are so many."""
+    nursery = psutil.Process(LAUNCHER.engine.warm().process.pid)
+    while len(found := nursery.children()) != number:
+        LAUNCHER.engine.nursery.receive(0.05)
+        assert nursery.is_running()
+    return sorted(child.pid for child in found)
+
+
+def launch_pids(ranks: int) -> list[int]:
+    run = lk.launch(lambda worker: os.getpid(), ranks)
+    return sorted(run.results.values())
+
+
+def test_ranks_are_forked_before_they_are_asked_for():
+    launch_pids(3)
+    waiting = spares(3)
+    assert launch_pids(3) == waiting
+
+
+def test_more_ranks_than_wait_are_forked():
+    launch_pids(1)
+    (waiting,) = spares(1)
+    pids = launch_pids(3)
+    assert len(pids) == 3
+    assert waiting in pids
+
+
+def test_a_waiting_rank_that_was_killed_is_replaced():
+    launch_pids(2)
+    first, _ = spares(2)
+    os.kill(first, signal.SIGKILL)
+    while psutil.pid_exists(first):
+        pass  # until the nursery has heard of it; before, it may still get the job
+    pids = launch_pids(2)
+    assert len(pids) == 2
+    assert first not in pids
+    assert spares(2)
+
+
+def test_waiting_ranks_end_with_the_kernel():
+    code = (
+        "import labkit as lk, os, psutil, sys\n"
+        "lk.launch(lambda worker: None, ranks=2)\n"
+        "nursery = psutil.Process().children()[0]\n"
+        "while len(nursery.children()) < 2: pass\n"
+        "print(nursery.pid, *(child.pid for child in nursery.children()), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 3
+    assert wait_until_gone(pids) == []
