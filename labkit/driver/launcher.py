@@ -27,6 +27,11 @@ from labkit.driver.run import Run
 from labkit.driver.telemetry import Telemetry
 
 SYSTEMS = ("linux", "darwin")
+NOT_RUN = {
+    "an async function": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+    "an async generator function": inspect.isasyncgenfunction,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,7 @@ class Request:
     spec: LaunchSpec
     parcel: ship.Parcel
     hardware: Hardware
+    directory: str
 
 
 def prepare(
@@ -50,14 +56,14 @@ def prepare(
     name: str | None,
 ) -> Request:
     """Check everything that can be checked before a process starts."""
-    kwargs = dict(kwargs or {})
+    kwargs = {} if kwargs is None else kwargs
     check_call(function, args, kwargs)
     ranks = positive_int("ranks", ranks)
     hardware = machine.detect()
     choice = backends.choose(ranks, backend, device, hardware=hardware)
     backends.check_memory(ranks, hardware)
     spec = LaunchSpec(
-        name=name or getattr(function, "__name__", "run").strip("<>"),
+        name=run_name(function, name),
         ranks=ranks,
         backend=choice.backend,
         device=choice.device,
@@ -69,8 +75,29 @@ def prepare(
         why=choice.why,
     )
     return Request(
-        spec=spec, parcel=ship.pack(function, args, kwargs), hardware=hardware
+        spec=spec,
+        parcel=ship.pack(function, tuple(args), kwargs),
+        hardware=hardware,
+        directory=current_directory(),
     )
+
+
+def run_name(function: Callable, name: str | None) -> str:
+    if name is None:
+        name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError(f"name must be a text, not {name!r}")
+    return " ".join(name.split())
+
+
+def current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            "this notebook's current folder was deleted, and ranks start in it; go to "
+            "one that exists with os.chdir"
+        ) from None
 
 
 class Launcher:
@@ -108,7 +135,7 @@ class Launcher:
             "run_dir": str(path),
             "spec": dataclasses.asdict(spec),
             "environment": environment,
-            "directory": os.getcwd(),
+            "directory": request.directory,
             "module_path": sys.path,
             "argv": sys.argv,
             "sources": parcel.sources,
@@ -151,6 +178,16 @@ def check_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
             "launch takes a function whose first argument is the worker, not "
             f"{function!r}"
         )
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
+        raise TypeError(
+            f"args is a tuple and kwargs a dict, not {args!r} and {kwargs!r}"
+        )
+    for kind, is_kind in NOT_RUN.items():
+        if is_kind(function):
+            raise TypeError(
+                f"{function.__name__} is {kind}: a rank would call it and nothing "
+                "would run. Write an ordinary function, and run it from there"
+            )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature

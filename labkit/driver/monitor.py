@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.core.errors import LabkitError, RankFailed, RunTimedOut
+from labkit.core.errors import LabkitError, RankFailed, RunDirectoryError, RunTimedOut
 from labkit.core.spec import LaunchSpec
 from labkit.driver.directory import write_file
 from labkit.driver.engines.local import RankProcesses
@@ -80,8 +80,19 @@ class Monitor:
             self.error.__cause__ = error
             self.processes.kill()
         finally:
+            self.close(status)
+
+    def close(self, status: str) -> None:
+        """Write down how it ended; whoever waits goes on, whatever happens here."""
+        try:
             self.put(self.printed.finish())
             self.write_end(status)
+        except OSError as error:  # its directory is gone, or the disk is full
+            status = FAILED
+            self.error = self.error or RunDirectoryError(
+                f"the end of the run could not be written to {self.path}: {error}"
+            )
+        finally:
             self.status = status
             self.ended.set()
             self.lines.put(None)

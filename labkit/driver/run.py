@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 UNFINISHED = "unfinished"  # read back, and nobody wrote down how it ended
 AWAIT_POLL_S = 0.1
+PRINTED_LINES = 10_000  # of a run in one cell; more would stall the page
 
 
 class Run:
@@ -34,7 +35,6 @@ class Run:
     Attributes:
         path: the run's directory.
         spec: what was launched.
-        results: the return value of each rank, `results[rank]`.
         telemetry: the events that ranks have written so far.
         monitor: follows the ranks; None for a run that was read back.
         view: the live figure, when there is one.
@@ -49,10 +49,16 @@ class Run:
     ) -> None:
         self.path = path
         self.spec = spec
-        self.results = Results(path, telemetry.results, directory.user_key())
+        self._results = Results(path, telemetry.results, directory.user_key())
         self.telemetry = telemetry
         self.monitor = monitor
         self.view: LiveView | None = None
+
+    @property
+    def results(self) -> Results:
+        """What the function returned on each rank, `results[rank]`."""
+        self._refresh()
+        return self._results
 
     @property
     def name(self) -> str:
@@ -145,7 +151,9 @@ class Run:
             tokens_per_s=("tokens_per_s", "median"),
             memory_bytes=("memory_bytes", "max"),
         )
-        return rows.reindex(range(self.ranks))
+        rows = rows.reindex(range(self.ranks)).rename_axis("rank")
+        whole = {"steps": "Int64", "memory_bytes": "Int64"}
+        return rows.round({"samples_per_s": 1, "tokens_per_s": 1}).astype(whole)
 
     def plot(self) -> matplotlib.figure.Figure:
         """Loss, throughput and memory per step: a line per rank, mean loss bold."""
@@ -195,8 +203,7 @@ class Run:
         while True:
             try:
                 if print_lines:
-                    for line in lines_until_end(monitor):
-                        print(line)
+                    print_lines_of(monitor)
                 while not monitor.ended.wait(1.0):
                     pass
                 break
@@ -220,6 +227,15 @@ class Run:
         except asyncio.CancelledError:  # how a kernel interrupts a cell that awaits
             return self.follow(print_lines=False, interrupted=True)
         return self.wait()
+
+
+def print_lines_of(monitor: Monitor) -> None:
+    """Print what ranks print, as it comes, until nothing more can come."""
+    for count, line in enumerate(lines_until_end(monitor)):
+        if count < PRINTED_LINES:
+            print(line)
+        elif count == PRINTED_LINES:
+            print(f"(no more than {PRINTED_LINES} lines here; all: run.logs(rank))")
 
 
 def lines_until_end(monitor: Monitor) -> Iterator[str]:
@@ -259,5 +275,13 @@ def open_run(path: str | Path) -> Run:
 
 
 def runs() -> list[Run]:
-    """This user's runs, newest first."""
-    return [open_run(path) for path in directory.run_dirs()]
+    """This user's runs, newest first; one that cannot be read is left out."""
+    found = []
+    for path in directory.run_dirs():
+        try:
+            spec = directory.read_spec(path)
+        except RunDirectoryError as error:
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            found.append(Run(path, spec, Telemetry(path, spec.ranks), None))
+    return found

@@ -62,7 +62,9 @@ class Frame:
         self.figure.subplots_adjust(
             left=0.06, right=0.99, bottom=0.27, top=0.82, wspace=0.24
         )
-        self.figure.suptitle(title, fontsize=9, x=0.06, ha="left", y=0.985)
+        self.figure.suptitle(
+            title, fontsize=9, x=0.06, ha="left", y=0.985, parse_math=False
+        )
         for axes in self.axes:
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(axis="y", color="#dddddd", linewidth=0.6)

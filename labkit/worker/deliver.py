@@ -42,7 +42,7 @@ def write(value: Any, run_dir: Path, rank: int, key: bytes) -> dict[str, Any]:
         raise TypeError(
             f"the result of rank {rank} (a {kind}) cannot be sent back: {error}; "
             "return numbers, tensors, arrays or containers of them"
-        ) from error
+        ) from None
     data = buffer.getbuffer()
     path = run_dir / f"rank-{rank}.result"
     partial = path.with_suffix(".partial")

@@ -213,11 +213,10 @@ def describe(error: BaseException, step: int | None) -> events.Event:
     trace = traceback.TracebackException.from_exception(error)
     for part in chain(trace):
         kept = [frame for frame in part.stack if not frame.filename.startswith(PACKAGE)]
-        if kept:
-            part.stack = traceback.StackSummary.from_list(kept)
+        part.stack = traceback.StackSummary.from_list(kept)
     return {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": "".join(trace.format_exception_only()).strip(),
         "traceback": "".join(trace.format()),
         "step": step,
     }

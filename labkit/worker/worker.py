@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from labkit.core import events
 from labkit.worker.emit import Emitter
 from labkit.worker.probe import MemoryProbe
 
 NUMBERS = (int, float)
+TAKEN_COLUMNS = {
+    *("kind", "rank", "attempt", "time_s", "step_s", "warmup"),
+    *("samples_per_s", "tokens_per_s", *events.CARRIED_COLUMNS),
+}
 WARMUP_LOGS = 3  # the first logs pay for allocation, compilation and warming caches
 
 
@@ -39,6 +44,7 @@ class Worker:
         self._memory = MemoryProbe(device)
         self._on_cuda = device.type == "cuda"
         self._num_logs = 0
+        self._names: set[str] = set()  # of further columns that were found valid
         self._logged_at = time.perf_counter()
 
     def __repr__(self) -> str:
@@ -69,6 +75,7 @@ class Worker:
 
         Raises:
             TypeError: a value is not a number.
+            ValueError: a name cannot be a column.
         """
         if self._on_cuda:
             torch.cuda.synchronize(self.device)
@@ -86,6 +93,8 @@ class Worker:
         if tokens is not None:
             fields += f',"tokens":{as_json("tokens", tokens)}'
         for name, value in values.items():
+            if name not in self._names:
+                self._names.add(column_name(name))
             fields += f',"{name}":{as_json(name, value)}'
         if now >= self._memory.due_at or not warm:
             for name, size in self._memory.read().items():
@@ -112,6 +121,22 @@ class Worker:
         return init_device_mesh(
             self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)
         )
+
+
+def column_name(name: str) -> str:
+    """`name`, if it can name a column of its own.
+
+    Raises:
+        ValueError: it is no Python name, or labkit uses it; says which are taken.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"log(**{{{name!r}: ...}}): a column needs a Python name")
+    if name in TAKEN_COLUMNS:
+        taken = ", ".join(sorted(TAKEN_COLUMNS))
+        raise ValueError(
+            f"log({name}=...) would overwrite labkit's own; taken: {taken}"
+        )
+    return name
 
 
 def as_json(name: str, value: Any) -> str:

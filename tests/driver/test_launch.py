@@ -423,6 +423,46 @@ def test_a_result_that_cannot_be_pickled_is_named():
         launch(lambda worker: threading.Lock(), ranks=1)
 
 
+def test_an_exception_that_cannot_be_shown_is_named_all_the_same():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def fail(worker):
+        raise Mute
+
+    with pytest.raises(lk.RankFailed, match="Mute: <exception str"):
+        launch(fail, ranks=1)
+
+
+def test_a_run_whose_directory_was_deleted_ends():
+    import shutil
+
+    def delete(worker):
+        shutil.rmtree(os.path.dirname(os.readlink("/proc/self/fd/1")))
+        threading.Event().wait()
+
+    run = lk.start(delete, ranks=1)
+    while run.path.exists():
+        run.monitor.ended.wait(0.01)
+    run.stop()
+    with pytest.raises(lk.RunDirectoryError, match="the end of the run could not be"):
+        run.wait()
+    assert launch(lambda worker: worker.rank).results[1] == 1
+
+
+def test_a_flood_of_lines_is_cut_off_in_the_cell_and_kept_in_the_log(capsys):
+    def flood(worker):
+        for index in range(12_000):
+            print(index)
+
+    run = launch(flood, ranks=1)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 10_001
+    assert "all: run.logs(rank)" in shown[-1]
+    assert len(run.logs(0).splitlines()) == 12_000
+
+
 def test_the_next_launch_works_after_a_failure():
     def fail(worker):
         raise ValueError
@@ -462,6 +502,41 @@ def test_invalid_options_say_what_is_valid(options, message):
 def test_a_function_without_a_worker_argument_is_refused():
     with pytest.raises(TypeError, match="the first one is always the worker"):
         launch(lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": 5}, "name must be a text, not 5"),
+        ({"kwargs": [1]}, "args is a tuple and kwargs a dict"),
+        ({"args": 1}, "args is a tuple and kwargs a dict"),
+    ],
+)
+def test_options_of_the_wrong_type_are_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        launch(lambda worker: 1, **options)
+
+
+def test_functions_that_would_not_run_are_refused():
+    async def later(worker):
+        return 1
+
+    def piecewise(worker):
+        yield 1
+
+    with pytest.raises(TypeError, match="later is an async function"):
+        launch(later)
+    with pytest.raises(TypeError, match="piecewise is a generator function"):
+        launch(piecewise)
+
+
+def test_a_deleted_folder_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="current folder was deleted"):
+        launch(lambda worker: 1)
 
 
 def test_missing_and_unknown_arguments_are_refused():

@@ -89,6 +89,21 @@ def test_what_is_no_number_is_refused(worker, values, message):
         worker.log(**values)
 
 
+@pytest.mark.parametrize("name", ["rank", "kind", "step_s", "memory_bytes"])
+def test_labkits_own_columns_cannot_be_overwritten(worker, name):
+    with pytest.raises(
+        ValueError, match=rf"log\({name}=...\) would overwrite labkit's own"
+    ):
+        worker.log(**{name: 1})
+
+
+def test_a_column_has_a_python_name(worker, logged):
+    with pytest.raises(ValueError, match="a column needs a Python name"):
+        worker.log(**{'quo"te': 1})
+    worker.log(größe=1)
+    assert logged()[-1]["größe"] == 1
+
+
 def test_memory_of_process_and_tensors_is_added(worker, logged):
     worker.log(loss=0.0)
     event = logged()[0]
