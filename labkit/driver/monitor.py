@@ -85,6 +85,7 @@ class Monitor:
     def close(self, status: str) -> None:
         """Write down how it ended; whoever waits goes on, whatever happens here."""
         try:
+            self.telemetry.finish()
             self.put(self.printed.finish())
             self.write_end(status)
         except OSError as error:  # its directory is gone, or the disk is full
