@@ -77,7 +77,7 @@ def decode(line: bytes) -> Event | None:
     """The event in a line, or None when the line is damaged."""
     try:
         event = json.loads(line.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
         return None

@@ -121,20 +121,19 @@ class Launcher:
             "spec": dataclasses.asdict(spec),
             "environment": environment,
             "directory": request.directory,
-            "module_path": sys.path,
+            "module_path": [entry for entry in sys.path if isinstance(entry, str)],
             "argv": sys.argv,
             "sources": parcel.sources,
             "key": directory.user_key().hex(),
         }
-        telemetry = Telemetry(path, spec.ranks)
-        with job_file(header, parcel.payload) as job:
-            processes = self.engine.start(spec.ranks, job)
-        # The ranks are on their way; what follows is not for them.
         directory.write_file(path / "spec.json", spec.to_json())
         directory.write_file(
             path / "environment.json",
             directory.describe_environment(request.hardware, environment),
         )
+        telemetry = Telemetry(path, spec.ranks)
+        with job_file(header, parcel.payload) as job:
+            processes = self.engine.start(spec.ranks, job)
         monitor = Monitor(path, spec, processes, telemetry)
         run = Run(path, spec, telemetry, monitor)
         monitor.start()

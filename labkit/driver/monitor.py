@@ -139,6 +139,7 @@ class Monitor:
         """Every rank has ended: how did the run end?"""
         self.telemetry.finish()
         if len(self.telemetry.results) == self.spec.ranks:
+            self.error = None  # what was about to be done about it came too late
             return FINISHED
         if self.error is None and not self.stop_asked.is_set():
             self.error = self.find_failure()

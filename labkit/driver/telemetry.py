@@ -25,10 +25,14 @@ Table = Mapping[str, np.ndarray]  # one rank's columns, all of one length
 
 
 class Tail:
-    """Reads a growing file; a file that is not there yet is empty."""
+    """Reads a growing file; a file that is not there yet is empty.
 
-    def __init__(self, path: Path) -> None:
+    In a `padded` file zeros are room that its writer has reserved.
+    """
+
+    def __init__(self, path: Path, *, padded: bool = False) -> None:
         self.path = path
+        self.padded = padded
         self.file: BinaryIO | None = None
         self.offset = 0
         self.rest = b""
@@ -50,9 +54,9 @@ class Tail:
                 self.rest = b""
 
     def read_written(self) -> bytes:
-        """The next bytes; zeros are room that the writer has not filled yet."""
+        """The next bytes that were written."""
         data = self.file.read(READ_BYTES)
-        written = data.find(b"\0")
+        written = data.find(b"\0") if self.padded else -1
         if written < 0:
             return data
         self.file.seek(self.offset + written)
@@ -164,7 +168,8 @@ class Telemetry:
 
     def __init__(self, path: Path, num_ranks: int) -> None:
         self.tails = {
-            rank: Tail(path / f"rank-{rank}.jsonl") for rank in range(num_ranks)
+            rank: Tail(path / f"rank-{rank}.jsonl", padded=True)
+            for rank in range(num_ranks)
         }
         self.logs = {rank: Logs() for rank in range(num_ranks)}
         self.starts: dict[int, events.Event] = {}

@@ -38,17 +38,16 @@ class Emitter:
 
     def reserve(self, length: int = 0) -> None:
         """Make room for `length` and more; a full disk is an OSError here."""
-        self.size = self.end + length + RESERVE_BYTES
+        size = self.end + length + RESERVE_BYTES
         if hasattr(os, "posix_fallocate"):  # else a full disk is a bus error later
-            os.posix_fallocate(self.fd, 0, self.size)
+            os.posix_fallocate(self.fd, 0, size)
         else:
-            os.ftruncate(self.fd, self.size)
-        self.map = mmap.mmap(self.fd, self.size)
+            os.ftruncate(self.fd, size)
+        self.map, self.size = mmap.mmap(self.fd, size), size
 
     def append(self, line: bytes) -> None:
         end = self.end + len(line)
         if end > self.size:
-            self.map.close()
             self.reserve(len(line))
         self.map[self.end : end] = line
         self.end = end

@@ -74,13 +74,13 @@ def run_rank(rank: int, job_fd: int) -> None:
     worker = None
     try:
         adopt_kernel(header, rank, spec.ranks)
-        worker = join(rank, spec, run_dir, emitter)
+        worker, store = join(rank, spec, run_dir, emitter)
         function, args, kwargs = pickle.loads(payload)
         del payload
         value = function(worker, *args, **kwargs)
         result = deliver.write(value, run_dir, rank, bytes.fromhex(header["key"]))
         emitter.emit(events.RESULT, result)
-        wait_for_peers(spec, rank)
+        wait_for_peers(store, spec, rank)
         status = 0
     except BaseException as error:  # the edge of the process: it becomes an event
         step = worker.step if worker and worker.step >= 0 else None
@@ -155,8 +155,10 @@ def replace_environment(environment: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-def join(rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter) -> Worker:
-    """Choose the device, form the process group and report that the rank is up."""
+def join(
+    rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter
+) -> tuple[Worker, dist.Store]:
+    """Choose the device, form the process group, report that the rank is up."""
     torch.set_num_threads(spec.threads)
     if spec.device == "cuda":
         # Before the group forms: NCCL binds to the current device.
@@ -164,24 +166,27 @@ def join(rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter) -> Worker
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+    store = dist.FileStore(str(run_dir / "rendezvous"), spec.ranks)
     dist.init_process_group(
         spec.backend,
-        init_method=f"file://{run_dir}/rendezvous",
+        store=store,
         rank=rank,
         world_size=spec.ranks,
         timeout=datetime.timedelta(seconds=spec.stall_s),
         device_id=device if spec.backend == "nccl" else None,
     )
-    announce("joined", rank)
+    announce(store, "joined", rank)
     up = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
     if device.type == "cuda":
         up["device_name"] = torch.cuda.get_device_name(device)
     emitter.emit(events.START, up)
-    return Worker(rank, spec.ranks, device, emitter)
+    return Worker(rank, spec.ranks, device, emitter), store
 
 
-def wait_for_peers(spec: LaunchSpec, rank: int) -> None:
+def wait_for_peers(store: dist.Store, spec: LaunchSpec, rank: int) -> None:
     """Stay as long as a peer could be hurt by this rank's end, and no longer.
+
+    The store is the rank's own: the function may have destroyed the process group.
 
     With gloo, a peer that is still connecting would fail. Afterwards messages are on
     their way once a call returns, and a rank that leaves too early shall be noticed at
@@ -190,20 +195,18 @@ def wait_for_peers(spec: LaunchSpec, rank: int) -> None:
     """
     if spec.backend == "nccl":
         torch.cuda.synchronize()
-        announce("finished", rank)
-        await_all("finished", spec.ranks)
+        announce(store, "finished", rank)
+        await_all(store, "finished", spec.ranks)
     else:
-        await_all("joined", spec.ranks)
+        await_all(store, "joined", spec.ranks)
 
 
-def announce(what: str, rank: int) -> None:
-    store = dist.distributed_c10d._get_default_store()
+def announce(store: dist.Store, what: str, rank: int) -> None:
     store.set(f"labkit/{what}/{rank}", "1")
 
 
-def await_all(what: str, ranks: int) -> None:
+def await_all(store: dist.Store, what: str, ranks: int) -> None:
     """Wait until every rank has announced it; the driver ends us if one cannot."""
-    store = dist.distributed_c10d._get_default_store()
     keys = [f"labkit/{what}/{rank}" for rank in range(ranks)]
     store.wait(keys, datetime.timedelta(days=1))
 

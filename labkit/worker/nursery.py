@@ -26,6 +26,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 import warnings
 from dataclasses import dataclass
 
@@ -37,7 +38,6 @@ PRELOAD = (
     "torch._dynamo",
     "labkit.worker.entry",
     "torch.nn.parallel",
-    "torch.profiler._cupti_monitor",
     "torch.utils.data",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
@@ -144,7 +144,7 @@ class Nursery:
         error = None
         while len(pids) < num_ranks and error is None:
             if not self.spares:
-                error = self.fork_spare()
+                error = self.fork_spare(job_fd)
                 continue
             spare = self.spares.pop(0)
             rank = str(len(pids)).encode()
@@ -159,8 +159,11 @@ class Nursery:
         self.wanted_spares = min(num_ranks, MAX_SPARES)
         self.send({"pids": pids, "error": error})
 
-    def fork_spare(self) -> str | None:
-        """Fork a process that waits for its job; what went wrong, if it did."""
+    def fork_spare(self, job_fd: int | None = None) -> str | None:
+        """Fork a process that waits for its job; what went wrong, if it did.
+
+        `job_fd` is open here and not the child's, which is sent its own.
+        """
         nursery_pid = os.getpid()
         ours, theirs = socket.socketpair()
         try:
@@ -177,7 +180,11 @@ class Nursery:
         if pid == 0:
             try:
                 ours.close()
+                if job_fd is not None:
+                    os.close(job_fd)
                 self.become_rank(nursery_pid, theirs)
+            except BaseException:
+                traceback.print_exc()  # to the nursery's file, which launches quote
             finally:
                 os._exit(70)  # a rank ends by itself; EX_SOFTWARE if it ever does not
         theirs.close()
@@ -220,6 +227,8 @@ class Nursery:
             if pid in self.ranks:
                 self.ranks.discard(pid)
                 self.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+            elif status > 0:  # it could not get ready, and another could not either
+                self.wanted_spares = 0
             self.spares = [spare for spare in self.spares if spare.pid != pid]
 
     def send(self, message: dict) -> None:

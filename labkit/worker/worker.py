@@ -144,10 +144,13 @@ def as_json(name: str, value: Any) -> str:
     kind = type(value)
     if kind is int:
         return str(value)
-    if kind is not float:
+    if kind is not float:  # NumPy's float64 is a float that shows itself differently
         value = as_number(name, value)
+        if isinstance(value, complex):
+            raise TypeError(f"log({name}=...) takes a number, not a complex one")
+        value = int(value) if isinstance(value, int) else float(value)
     if value - value == 0:
-        return repr(value + 0)  # a bool is a number here
+        return repr(value)
     return json.dumps(value)  # NaN and Infinity
 
 

@@ -260,6 +260,26 @@ def test_ddp_equals_one_process():
         assert (weights - single).abs().max() < 1e-6
 
 
+def test_a_function_may_destroy_the_process_group():
+    def train(worker):
+        dist.all_reduce(torch.ones(1))
+        if worker.rank == 0:
+            dist.destroy_process_group()
+        return worker.rank
+
+    assert dict(launch(train, ranks=3).results) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_path_object_in_the_module_path_does_no_harm(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    assert launch(lambda worker: worker.rank).results[1] == 1
+
+
+def test_zeros_in_what_is_printed_end_nothing(capsys):
+    launch(lambda worker: print("a\0b\nafter"), ranks=1)
+    assert "[rank 0] after" in capsys.readouterr().out
+
+
 def test_start_returns_at_once_and_wait_gives_the_run():
     run = lk.start(lambda worker: worker.rank, ranks=2)
     assert run.wait() is run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,11 +64,12 @@ def test_many_logs_outgrow_the_reserved_room(worker, logged, tmp_path):
 
 
 def test_losses_may_be_tensors_numbers_and_not_finite(worker, logged):
-    for loss in (torch.tensor(2.5), torch.tensor([2.5]), 2.5, float("nan")):
+    numbers = (torch.tensor(2.5), torch.tensor([2.5]), np.float64(2.5), np.float32(2.5))
+    for loss in (*numbers, 2.5, float("nan")):
         worker.log(loss=loss)
     losses = [event["loss"] for event in logged()]
-    assert losses[:3] == [2.5] * 3
-    assert math.isnan(losses[3])
+    assert losses[:5] == [2.5] * 5
+    assert math.isnan(losses[5])
 
 
 def test_further_numbers_become_columns(worker, logged):
@@ -81,6 +83,7 @@ def test_further_numbers_become_columns(worker, logged):
         ({"loss": torch.ones(2, 3)}, r"log\(loss=...\) takes one number, .* \(2, 3\)"),
         ({"loss": "low"}, r"log\(loss=...\) takes a number, not a str"),
         ({"samples": [1]}, r"log\(samples=...\) takes a number, not a list"),
+        ({"lr": torch.tensor(1j)}, r"log\(lr=...\) takes a number, not a complex one"),
         ({"lr": None}, r"log\(lr=...\) takes a number, not a NoneType"),
     ],
 )

@@ -43,7 +43,7 @@ class Nursery:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NURSERY_CODE, str(theirs.fileno()),
-                 json.dumps(sys.path)],
+                 json.dumps([entry for entry in sys.path if isinstance(entry, str)])],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self.stderr,
@@ -105,7 +105,11 @@ class Nursery:
         self.stderr.close()
         if self.owner_pid == os.getpid():  # else it is the nursery of our parent
             self.process.terminate()  # it may be in the middle of its imports
-            self.process.wait()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
 
 
 class LocalEngine:
