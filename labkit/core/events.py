@@ -52,14 +52,8 @@ ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def encode(event: Event) -> bytes:
-    """One event as a line that a single write appends whole."""
-    try:
-        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # an integer of more than 64 bits
-        line = b"null"
-    if b"null" in line:  # also NaN and Infinity, which orjson cannot tell apart
-        line = ENCODER.encode(event).encode() + b"\n"
-    return line
+    """One event as a line."""
+    return ENCODER.encode(event).encode() + b"\n"
 
 
 def decode_all(lines: list[bytes]) -> list[Event]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GiB = 2**30
-GB = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
