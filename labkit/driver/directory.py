@@ -73,19 +73,23 @@ def run_dirs() -> list[Path]:
 def user_key() -> bytes:
     """The secret that marks results as made by this user's own launches."""
     path = state_dir() / "key"
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        key = path.read_bytes()
-        if len(key) == KEY_BYTES:
-            return key
+    if not path.exists():
+        fresh = path.with_name(f"key-{secrets.token_hex(4)}")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            os.link(fresh, path)  # whole, and only if no other kernel was faster
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
         raise RunDirectoryError(
             f"{path} should hold {KEY_BYTES} bytes but holds {len(key)}; delete it and "
             "launch again (results of earlier runs then stay unread)"
-        ) from None
-    key = secrets.token_bytes(KEY_BYTES)
-    with open(fd, "wb") as file:
-        file.write(key)
+        )
     return key
 
 

@@ -122,6 +122,20 @@ def test_no_secret_of_the_environment_is_written(monkeypatch):
     assert recorded["variables"]["OMP_NUM_THREADS"] == "1"
 
 
+def test_the_users_key_is_made_once_and_is_the_users_alone(monkeypatch, tmp_path):
+    from labkit.driver.directory import user_key
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    key = user_key()
+    assert (len(key), user_key()) == (32, key)
+    path = tmp_path / "labkit" / "key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["key"]
+    path.write_bytes(b"short")
+    with pytest.raises(lk.RunDirectoryError, match="should hold 32 bytes but holds 5"):
+        user_key()
+
+
 def test_no_such_rank_is_an_error(run):
     with pytest.raises(ValueError, match="has ranks 0 to 1, there is no rank 2"):
         run.logs(2)
