@@ -7,6 +7,7 @@ keeps the time limit, and writes down how the run ended.
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 import time
@@ -122,11 +123,13 @@ class Monitor:
             self.processes.kill()
 
     def find_failure(self) -> RankFailed | None:
+        now_s = time.time() - self.spec.started_at
         if not self.processes.kill_asked:
-            now_s = time.time() - self.spec.started_at
             for rank, status in self.processes.statuses.items():
                 self.own_ends.setdefault(rank, End(status=status, time_s=now_s))
-        return find_failure(self.telemetry, self.own_ends)
+        if self.processes.ended:
+            now_s = math.inf  # nothing more can come
+        return find_failure(self.telemetry, self.own_ends, now_s)
 
     def steps_reached(self) -> str:
         steps = (self.telemetry.last_step(rank) for rank in range(self.spec.ranks))

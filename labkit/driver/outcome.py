@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
 from labkit.core.errors import RankFailed
 from labkit.driver.telemetry import Telemetry
 
-NOTICE_S = 0.05  # within this a rank's end and the echo of it cannot be told apart
+# What a rank says when it lost a peer. It is the echo of a failure, not the failure.
+ECHO = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|by peer")
+ECHO_WAIT_S = 0.5  # how long an echo waits for the failure behind it to be reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,34 +22,36 @@ class End:
     time_s: float
 
 
-def find_failure(telemetry: Telemetry, ends: dict[int, End]) -> RankFailed | None:
-    """The failure that came first, or None while every rank is well.
+def find_failure(
+    telemetry: Telemetry, ends: dict[int, End], now_s: float
+) -> RankFailed | None:
+    """The failure that came first; None while every rank is well, or it is too early.
 
-    A rank that raises writes an `error` event before its peers can notice. A rank that
-    was killed, or that left on its own, writes nothing; its peers may write what they
-    noticed ("connection closed") before we hear of its end. So an end without a word
-    leads, unless an error was written well before it.
+    A rank that raises writes an `error` event. One that was killed, or left on its own,
+    writes nothing, and what its peers notice ("connection closed") may be read before
+    we hear of its end. So such an echo is named only when nothing stands behind it.
 
     Args:
         telemetry: the events that have been read so far.
         ends: how ranks ended before labkit ended any.
+        now_s: seconds since the run was started.
     """
-    silent = {
-        rank: end
-        for rank, end in ends.items()
-        if rank not in telemetry.results and rank not in telemetry.errors
-    }
-    errors = telemetry.errors
-    first_error = min(errors, key=lambda rank: errors[rank]["time_s"], default=None)
-    first_silent = min(silent, key=lambda rank: silent[rank].time_s, default=None)
-    if first_silent is not None:
-        end = silent[first_silent]
-        if first_error is None or end.time_s < errors[first_error]["time_s"] + NOTICE_S:
-            return fail(telemetry, first_silent, describe(end.status))
-    if first_error is not None:
-        text = errors[first_error].get("traceback", "")
-        return fail(telemetry, first_error, "failed first", text)
-    return None
+    errors, echoes = {}, {}
+    for rank, event in telemetry.errors.items():
+        found = echoes if ECHO.search(str(event.get("message"))) else errors
+        found[rank] = float(event.get("time_s", 0.0))
+    for rank, end in ends.items():
+        if rank not in telemetry.results and rank not in telemetry.errors:
+            errors[rank] = end.time_s
+    if not errors and echoes and now_s > min(echoes.values()) + ECHO_WAIT_S:
+        errors = echoes
+    if not errors:
+        return None
+    rank = min(errors, key=errors.__getitem__)
+    if rank in telemetry.errors:
+        text = telemetry.errors[rank].get("traceback", "")
+        return fail(telemetry, rank, "failed first", text)
+    return fail(telemetry, rank, describe(ends[rank].status))
 
 
 def describe(status: int) -> str:
