@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -15,11 +16,18 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def wait_until(holds: Callable[[], bool], limit_s: float = 20) -> None:
+    """Wait until the condition holds; an AssertionError at the limit."""
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {limit_s} s"
+        time.sleep(0.01)  # polls a condition, with a limit; nothing is assumed
+
+
 def wait_until_gone(pids: list[int], limit_s: float = 20) -> list[int]:
     """Wait until none of the processes runs; those that still do at the limit."""
-    deadline = time.monotonic() + limit_s
-    while (left := [pid for pid in pids if is_running(pid)]) and (
-        time.monotonic() < deadline
-    ):
-        time.sleep(0.01)  # polls a condition, with a limit; nothing is assumed
-    return left
+    try:
+        wait_until(lambda: not any(map(is_running, pids)), limit_s)
+    except AssertionError:
+        pass
+    return [pid for pid in pids if is_running(pid)]

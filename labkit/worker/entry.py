@@ -175,7 +175,6 @@ def join(
         timeout=datetime.timedelta(seconds=spec.stall_s),
         device_id=device if spec.backend == "nccl" else None,
     )
-    announce(store, "joined", rank)
     up = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
     if device.type == "cuda":
         up["device_name"] = torch.cuda.get_device_name(device)
@@ -184,21 +183,17 @@ def join(
 
 
 def wait_for_peers(store: dist.Store, spec: LaunchSpec, rank: int) -> None:
-    """Stay as long as a peer could be hurt by this rank's end, and no longer.
+    """Stay until every rank has finished: a peer could be hurt by this rank's end.
 
-    The store is the rank's own: the function may have destroyed the process group.
-
-    With gloo, a peer that is still connecting would fail. Afterwards messages are on
-    their way once a call returns, and a rank that leaves too early shall be noticed at
-    once by those who wait for it. With NCCL, a peer may still read this rank's GPU
-    memory until it has finished itself.
+    With gloo, a peer that is still connecting (a new group forms on one side earlier
+    than on the other) would fail with "connection closed". With NCCL, a peer may still
+    read this rank's GPU memory. The store is the rank's own: the function may have
+    destroyed the process group.
     """
     if spec.backend == "nccl":
         torch.cuda.synchronize()
-        announce(store, "finished", rank)
-        await_all(store, "finished", spec.ranks)
-    else:
-        await_all(store, "joined", spec.ranks)
+    announce(store, "finished", rank)
+    await_all(store, "finished", spec.ranks)
 
 
 def announce(store: dist.Store, what: str, rank: int) -> None:

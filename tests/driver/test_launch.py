@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from tests.processes import is_running, wait_until_gone
+from tests.processes import is_running, wait_until, wait_until_gone
 
 
 def launch(function, ranks=2, **options):
@@ -337,6 +338,24 @@ def test_a_second_launch_is_refused_while_one_runs():
 def test_a_run_that_takes_too_long_is_ended():
     with pytest.raises(lk.RunTimedOut, match=r"timeout_s=0.5 .*rank 0 had logged no"):
         launch(lambda worker: threading.Event().wait(), timeout_s=0.5)
+
+
+def test_a_rank_that_has_finished_stays_until_its_peers_have(tmp_path):
+    gate = tmp_path / "gate"
+
+    def leave(worker):
+        while worker.rank == 1 and not gate.exists():
+            time.sleep(0.01)
+        return os.getpid()
+
+    run = lk.start(leave, ranks=2)
+    try:
+        wait_until(lambda: 0 in run.results)
+        assert is_running(run.results[0])
+        assert 0 not in run.monitor.processes.statuses
+    finally:
+        gate.touch()
+    assert run.wait().status == "finished"
 
 
 def test_a_mutual_wait_ends_after_stall_s():
