@@ -37,6 +37,9 @@ class Results(Mapping):
             self._values[rank] = self._read(rank)
         return self._values[rank]
 
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._events
+
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._events))
 
