@@ -35,6 +35,7 @@ from labkit.core import events
 from labkit.core.spec import LaunchSpec
 from labkit.worker import deliver
 from labkit.worker.emit import Emitter
+from labkit.worker.rendezvous import RunStore
 from labkit.worker.worker import Worker
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -166,13 +167,14 @@ def join(
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    store = dist.FileStore(str(run_dir / "rendezvous"), spec.ranks)
+    limit = datetime.timedelta(seconds=spec.stall_s)
+    store = RunStore(str(run_dir / "rendezvous"), spec.ranks, limit)
     dist.init_process_group(
         spec.backend,
         store=store,
         rank=rank,
         world_size=spec.ranks,
-        timeout=datetime.timedelta(seconds=spec.stall_s),
+        timeout=limit,
         device_id=device if spec.backend == "nccl" else None,
     )
     up = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
