@@ -22,6 +22,7 @@ from labkit.driver import directory, machine, ship
 from labkit.driver.call import check_call, run_name
 from labkit.driver.engines.environment import rank_environment
 from labkit.driver.engines.local import LocalEngine
+from labkit.driver.interrupt import held_back
 from labkit.driver.monitor import Monitor
 from labkit.driver.run import Run
 from labkit.driver.telemetry import Telemetry
@@ -150,8 +151,13 @@ def job_file(header: dict[str, Any], payload: bytes) -> Iterator[BinaryIO]:
         yield file
 
 
-def watch(run: Run, *, show_lines: bool) -> None:
-    """Draw the run live where there is a notebook to draw in."""
+def watch(run: Run, *, in_background: bool) -> None:
+    """Draw the run live where there is a notebook to draw in.
+
+    Args:
+        in_background: whether the cell goes on. Then the view shows what ranks print,
+            as nobody else does, and a Stop button, as the kernel's is of no use.
+    """
     from labkit.view import live
 
     if live.in_notebook():
@@ -160,7 +166,8 @@ def watch(run: Run, *, show_lines: bool) -> None:
             num_rows=run.telemetry.num_rows,
             title=run.title,
             ended=run.monitor.ended,
-            lines=run.monitor.lines if show_lines else None,
+            lines=run.monitor.lines if in_background else None,
+            stop=run.stop if in_background else None,
         )
         run.view.start()
 
@@ -184,7 +191,7 @@ def start(
     """Run `function(worker, *args, **kwargs)` on `ranks` processes; return at once.
 
     Use `run.wait()`, `await run` and `run.stop()` on what is returned. The cell that
-    started the run shows its live figure and the lines that ranks print.
+    started the run shows its live figure, a Stop button and the lines that ranks print.
 
     Args:
         function: what each rank runs; its first argument is the `Worker` handle. It
@@ -208,9 +215,12 @@ def start(
     request = prepare(
         function, ranks, args, kwargs, backend, device, stall_s, timeout_s, name
     )
-    run = LAUNCHER.begin(request)
-    if live:
-        watch(run, show_lines=True)
+    with held_back() as interrupt:
+        run = LAUNCHER.begin(request)
+        if live:
+            watch(run, in_background=True)
+    if interrupt.pressed:
+        run.stop()
     return run
 
 
@@ -241,7 +251,8 @@ def launch(
     request = prepare(
         function, ranks, args, kwargs, backend, device, stall_s, timeout_s, name
     )
-    run = LAUNCHER.begin(request)
-    if live:
-        watch(run, show_lines=False)
-    return run.follow(print_lines=True)
+    with held_back() as interrupt:
+        run = LAUNCHER.begin(request)
+        if live:
+            watch(run, in_background=False)
+    return run.follow(print_lines=True, interrupted=interrupt.pressed)

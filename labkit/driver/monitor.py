@@ -131,6 +131,12 @@ class Monitor:
             now_s = math.inf  # nothing more can come
         return find_failure(self.telemetry, self.own_ends, now_s)
 
+    def where(self) -> str:
+        """`at step 12`, the last that any rank logged."""
+        steps = [self.telemetry.last_step(rank) for rank in range(self.spec.ranks)]
+        logged = [step for step in steps if step is not None]
+        return f"at step {max(logged)}" if logged else "before the first step"
+
     def steps_reached(self) -> str:
         steps = (self.telemetry.last_step(rank) for rank in range(self.spec.ranks))
         return ", ".join(

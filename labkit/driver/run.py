@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import RunDirectoryError
 from labkit.core.events import LOG_COLUMNS
 from labkit.driver import directory
-from labkit.driver.monitor import Monitor
+from labkit.driver.monitor import STOPPED, Monitor
 from labkit.driver.results import Results
 from labkit.driver.telemetry import Telemetry, visible
 
@@ -206,18 +206,18 @@ class Run:
                     print_lines_of(monitor)
                 while not monitor.ended.wait(1.0):
                     pass
+                if self.view is not None:
+                    self.view.finish()
                 break
             except KeyboardInterrupt:
+                monitor.stop()
                 if interrupted:
                     raise
                 interrupted = True
-                monitor.stop()
-        if self.view is not None:
-            self.view.finish()
         if monitor.error is not None:
             raise monitor.error
-        if interrupted:
-            print(f"stopped by you: {monitor.steps_reached()}")
+        if monitor.status == STOPPED:
+            print(f"stopped by you {monitor.where()}")
         return self
 
     async def _wait_async(self) -> Run:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.view import HEIGHT_PX, WIDTH_PX
+from labkit.view.bundle import show
+from labkit.view.button import StopButton
 from labkit.view.series import Table, panels
 
 REDRAWS_PER_S = 5
@@ -45,6 +47,7 @@ class LiveView:
         title: str,
         ended: threading.Event,
         lines: queue.SimpleQueue[str | None] | None,
+        stop: Callable[[], None] | None,
     ) -> None:
         """Show an empty figure in the cell that runs now.
 
@@ -55,6 +58,7 @@ class LiveView:
             ended: set when no more will come.
             lines: what ranks print, to be shown below the figure; None if the cell
                 prints it.
+            stop: what a Stop button does, from a thread; None for no button.
         """
         self.tables = tables
         self.num_rows = num_rows
@@ -66,6 +70,7 @@ class LiveView:
         self.redraws = 0
         self.cpu_s = 0.0
         self.began = 0.0
+        self.button = StopButton(stop) if stop else None
         self.picture = show({"image/png": BLANK_PNG, "text/plain": TEXT}, SIZE)
         self.printed = lines and show({"text/plain": ""}, {})
         self.thread = threading.Thread(
@@ -80,7 +85,15 @@ class LiveView:
         self.thread.join()
 
     def follow(self) -> None:
-        """The thread: draw what is new, within the share of a core."""
+        """The thread: draw until the end, then take the button away."""
+        try:
+            self.draw()
+        finally:
+            if self.button:
+                self.button.remove()
+
+    def draw(self) -> None:
+        """Draw what is new, within the share of a core."""
         # Half a second of matplotlib, while the ranks start.
         canvas = importlib.import_module("labkit.view.canvas")
         live = canvas.LiveCanvas(self.title, sorted(self.tables()))
@@ -125,13 +138,6 @@ class LiveView:
             if hidden:
                 text = f"({hidden} earlier lines: run.logs(rank))\n{text}"
             self.printed.update({"text/plain": text}, raw=True)
-
-
-def show(bundle: dict[str, Any], metadata: dict[str, Any]) -> Any:
-    """Show a bundle in the cell that runs now; the handle that updates it there."""
-    from IPython.display import display
-
-    return display(bundle, raw=True, metadata=metadata, display_id=True)
 
 
 # One transparent pixel, which the size above stretches to the figure's place.

@@ -5,8 +5,8 @@ the kernel did (threads, CUDA, a running event loop), and it never touches CUDA,
 that the ranks forked from it may. It reads requests from a socket whose other end
 only the kernel holds:
 
-    {"fork": 4} with the job's file descriptor    answered by {"pids": [...]}
-    {"kill": [pid, ...]}                          SIGKILL to each rank's session
+    {"fork": 4, "job": 7} with a file descriptor   answered by {"job": 7, "pids": [...]}
+    {"kill": 7}                                    SIGKILL to the session of each rank
 
 and it reports `{"exit": pid, "status": s}` for every rank, `s` as in
 `os.waitstatus_to_exitcode`. It is the ranks' parent, so no process id can be reused
@@ -75,7 +75,7 @@ class Nursery:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.kernel_pid = os.getppid()
-        self.ranks: set[int] = set()
+        self.ranks: dict[int, int] = {}  # the job of each, by process id
         self.spares: list[Spare] = []
         self.wanted_spares = FIRST_SPARES
         self.buffer = b""
@@ -134,11 +134,11 @@ class Nursery:
         for line in lines:
             request = json.loads(line)
             if "fork" in request:
-                self.start(request["fork"], self.descriptors.pop(0))
+                self.start(request["fork"], request["job"], self.descriptors.pop(0))
             else:
                 self.kill(request["kill"])
 
-    def start(self, num_ranks: int, job_fd: int) -> None:
+    def start(self, num_ranks: int, job: int, job_fd: int) -> None:
         """Make `num_ranks` ranks of the job in `job_fd`, from spares if there are."""
         pids: list[int] = []
         error = None
@@ -153,11 +153,11 @@ class Nursery:
                     socket.send_fds(spare.channel, [rank], [job_fd])
                 except OSError:
                     continue  # it was killed while it waited, and will be reaped
-            self.ranks.add(spare.pid)
+            self.ranks[spare.pid] = job
             pids.append(spare.pid)
         os.close(job_fd)
         self.wanted_spares = min(num_ranks, MAX_SPARES)
-        self.send({"pids": pids, "error": error})
+        self.send({"job": job, "pids": pids, "error": error})
 
     def fork_spare(self, job_fd: int | None = None) -> str | None:
         """Fork a process that waits for its job; what went wrong, if it did.
@@ -212,9 +212,9 @@ class Nursery:
         if rank:  # else the nursery is gone
             entry.run_rank(int(rank), descriptors[0])
 
-    def kill(self, pids: list[int]) -> None:
-        for pid in pids:
-            if pid in self.ranks:  # not yet reaped, so the id is still this rank's
+    def kill(self, job: int) -> None:
+        for pid, its_job in self.ranks.items():
+            if its_job == job:  # not yet reaped, so the id is still this rank's
                 end_session(pid)
 
     def reap(self) -> None:
@@ -225,7 +225,7 @@ class Nursery:
             end_session(pid)
             _, status = os.waitpid(pid, 0)
             if pid in self.ranks:
-                self.ranks.discard(pid)
+                del self.ranks[pid]
                 self.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
             elif status > 0:  # it could not get ready, and another could not either
                 self.wanted_spares = 0

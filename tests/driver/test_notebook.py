@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 
+import psutil
 import pytest
 
 from tests.kernel import Kernel, started
@@ -155,7 +157,7 @@ def test_the_stop_button_ends_the_run_and_keeps_the_kernel(kernel, call):
     kernel.interrupt()
     cell = kernel.collect(request)
     assert cell.error is None
-    assert "stopped by you: rank 0 had logged step" in cell.stdout
+    assert re.search(r"^stopped by you at step \d+$", cell.stdout, re.MULTILINE)
     assert "KeyboardInterrupt" not in cell.stdout + cell.stderr
     assert value(kernel, "[run.status, kept]") == ["stopped", 42]
     assert value(kernel, "len(run.metrics)") > 0
@@ -171,6 +173,82 @@ def wait_for_step(kernel: Kernel, request: str) -> None:
             assert message["msg_type"] != "error", message["content"]
             if message["msg_type"] == "update_display_data":
                 return
+
+
+def test_a_second_press_raises_and_leaves_nothing(kernel):
+    request = kernel.send(ENDLESS + "run = lk.launch(endless, ranks=2)")
+    wait_for_step(kernel, request)
+    kernel.interrupt()
+    kernel.interrupt()
+    cell = kernel.collect(request)
+    if cell.error is not None:  # the second came before the run had ended
+        assert "KeyboardInterrupt" in "\n".join(cell.error)
+    current = "lk.driver.launcher.LAUNCHER.current"
+    assert value(kernel, f"{current}.monitor.ended.wait(5)") is True
+    assert value(kernel, f"{current}.status") == "stopped"
+    assert wait_until_gone(value(kernel, f"{current}.monitor.processes.pids")) == []
+    assert value(kernel, "lk.launch(lambda w: w.rank, ranks=2).results[1]") == 1
+
+
+def test_the_stop_button_works_while_the_nursery_imports(folder):
+    with started(folder) as kernel:
+        kernel.run("import labkit as lk, time")
+        request = kernel.send(
+            "print('starting')\n"
+            "run = lk.launch(lambda worker: time.sleep(600), ranks=2)\n"
+        )
+        kernel.collect(request, until="starting")
+        while not children(kernel):
+            continue  # until the nursery is there
+        kernel.interrupt()
+        cell = kernel.collect(request)
+        assert cell.error is None, cell.error
+        assert "stopped by you before the first step" in cell.stdout
+        assert value(kernel, "lk.launch(lambda w: w.rank, ranks=2).results[1]") == 1
+
+
+def children(kernel: Kernel) -> list[int]:
+    pid = kernel.manager.provisioner.pid
+    return [child.pid for child in psutil.Process(pid).children()]
+
+
+def test_the_stop_button_while_a_result_is_sent(kernel):
+    request = kernel.send(
+        "def give(worker):\n"
+        "    import numpy as np\n"
+        "    print('sending')\n"
+        "    return np.ones(50_000_000)\n"
+        "run = lk.launch(give, ranks=2)"
+    )
+    kernel.collect(request, until="sending")
+    kernel.interrupt()
+    cell = kernel.collect(request)
+    assert cell.error is None, cell.error
+    assert value(kernel, "run.status") in ("stopped", "finished")
+    whole = "all(run.results[rank].sum() == 50_000_000 for rank in run.results)"
+    assert value(kernel, whole) is True
+    assert value(kernel, "lk.launch(lambda w: w.rank, ranks=2).results[1]") == 1
+
+
+CLICK = (
+    "import ipywidgets, threading\n"
+    "button, = [w for w in ipywidgets.Widget.widgets.values()\n"
+    "           if isinstance(w, ipywidgets.Button)]\n"
+    "timer = threading.Timer(0.1, button.click)\n"
+    "timer.start()\n"
+)
+
+
+def test_the_button_of_start_ends_the_run_also_while_a_cell_awaits_it(kernel):
+    first = kernel.run(ENDLESS + "run = lk.start(endless, ranks=2)")
+    view = "application/vnd.jupyter.widget-view+json"
+    assert [view in bundle for bundle in first.displays].count(True) == 1
+    cell = kernel.run(CLICK + "await run")
+    assert cell.error is None, cell.error
+    assert "stopped by you" in cell.stdout
+    assert value(kernel, "run.status") == "stopped"
+    left = "[w for w in ipywidgets.Widget.widgets.values() if hasattr(w, 'click')]"
+    assert value(kernel, f"len({left})") == 0
 
 
 def test_a_second_launch_is_refused_in_the_next_cell(kernel):

@@ -156,7 +156,9 @@ def test_the_view_draws_what_is_new_and_ends_with_the_last_state(handles):
             ended.set()
         return tables(state["steps"])
 
-    view = live.LiveView(current, lambda: len(figure_of(handles)), "run", ended, lines)
+    view = live.LiveView(
+        current, lambda: len(figure_of(handles)), "run", ended, lines, None
+    )
     for index in range(300):
         lines.put(f"[rank 0] line {index}")
     view.start()
@@ -181,14 +183,14 @@ def test_nothing_new_is_not_drawn_again(handles):
             ended.set()
         return 5
 
-    view = live.LiveView(lambda: tables(5), num_rows, "run", ended, None)
+    view = live.LiveView(lambda: tables(5), num_rows, "run", ended, None, None)
     view.start()
     view.finish()
     assert view.redraws == 1
 
 
 def test_drawing_stops_when_its_share_of_the_core_is_used(handles):
-    view = live.LiveView(lambda: {}, lambda: 0, "run", threading.Event(), None)
+    view = live.LiveView(lambda: {}, lambda: 0, "run", threading.Event(), None, None)
     import time
 
     view.began = time.monotonic()

@@ -38,6 +38,7 @@ class Nursery:
         self.stderr = tempfile.TemporaryFile()
         self.buffer = b""
         self.lock = threading.Lock()
+        self.num_jobs = 0
         # Each launch brings the environment of its own time; this one is for imports.
         environment = rank_environment()
         with theirs:
@@ -137,8 +138,10 @@ class LocalEngine:
             StartFailed: the nursery or a rank did not come up.
         """
         nursery = self.warm()
-        nursery.send({"fork": num_ranks}, (job.fileno(),))
-        return RankProcesses(nursery, num_ranks)
+        nursery.num_jobs += 1
+        request = {"fork": num_ranks, "job": nursery.num_jobs}
+        nursery.send(request, (job.fileno(),))
+        return RankProcesses(nursery, nursery.num_jobs)
 
     def close(self) -> None:
         with self.lock:
@@ -150,9 +153,9 @@ class LocalEngine:
 class RankProcesses:
     """The processes of one run: how they ended, and the means to end them."""
 
-    def __init__(self, nursery: Nursery, num_ranks: int) -> None:
+    def __init__(self, nursery: Nursery, job: int) -> None:
         self.nursery = nursery
-        self.num_ranks = num_ranks
+        self.job = job  # its number, counted by the nursery's life
         self.asked_at = time.monotonic()
         self.pids: list[int] | None = None  # None until the nursery has answered
         self.statuses: dict[int, int] = {}  # by rank, as os.waitstatus_to_exitcode
@@ -160,7 +163,14 @@ class RankProcesses:
 
     @property
     def ended(self) -> bool:
-        return self.pids is not None and len(self.statuses) == len(self.pids)
+        """Whether nothing of it runs, nor will.
+
+        A nursery that still imports has forked nothing, and a kill that waits there
+        ends ranks before they begin; so nobody needs to wait for its imports.
+        """
+        if self.pids is None:
+            return self.kill_asked
+        return len(self.statuses) == len(self.pids)
 
     def poll(self, timeout: float) -> None:
         """Take in what the nursery reports, waiting at most `timeout` seconds.
@@ -169,10 +179,8 @@ class RankProcesses:
             StartFailed: the nursery ended, could not fork, or does not answer.
         """
         for message in self.nursery.receive(timeout):
-            if "pids" in message:
+            if message.get("job") == self.job:
                 self.pids = message["pids"]
-                if self.kill_asked:
-                    self.kill()
                 if message["error"]:
                     self.kill()
                     raise StartFailed(
@@ -182,6 +190,7 @@ class RankProcesses:
                 rank = self.pids.index(message["exit"])
                 self.statuses[rank] = message["status"]
         if self.pids is None and time.monotonic() - self.asked_at > START_S:
+            self.kill()
             raise StartFailed(
                 f"the nursery has not imported torch within {START_S:.0f} s; "
                 "see whether `import torch` works in this kernel"
@@ -190,8 +199,4 @@ class RankProcesses:
     def kill(self) -> None:
         """End every rank of this run that has not ended, and all that it started."""
         self.kill_asked = True
-        if self.pids is not None:
-            pids = [
-                pid for rank, pid in enumerate(self.pids) if rank not in self.statuses
-            ]
-            self.nursery.send({"kill": pids})
+        self.nursery.send({"kill": self.job})
