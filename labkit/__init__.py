@@ -30,6 +30,7 @@ MODULES = {
     "ResultUnavailable": "labkit.core.errors",
     "RunDirectoryError": "labkit.core.errors",
     "RunInProgress": "labkit.core.errors",
+    "RunStalled": "labkit.core.errors",
     "RunTimedOut": "labkit.core.errors",
     "StartFailed": "labkit.core.errors",
 }

@@ -4,6 +4,7 @@ from labkit.core.errors import RankFailed as RankFailed
 from labkit.core.errors import ResultUnavailable as ResultUnavailable
 from labkit.core.errors import RunDirectoryError as RunDirectoryError
 from labkit.core.errors import RunInProgress as RunInProgress
+from labkit.core.errors import RunStalled as RunStalled
 from labkit.core.errors import RunTimedOut as RunTimedOut
 from labkit.core.errors import StartFailed as StartFailed
 from labkit.core.models import GPT as GPT

@@ -13,7 +13,9 @@ PACKAGE = Path(labkit.__file__).parent
 ALLOWED = {
     "core": {"core", "orjson"},
     "worker": {"core", "worker", "torch", "cloudpickle", "sklearn"},
-    "view": {"core", "view", "matplotlib", "PIL", "numpy", "IPython"},
+    "view": {
+        "core", "view", "matplotlib", "PIL", "numpy", "IPython", "ipywidgets",
+    },
     "driver": {
         "core", "driver", "view", "cloudpickle", "numpy", "pandas", "pynvml", "IPython",
     },

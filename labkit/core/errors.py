@@ -5,6 +5,7 @@ LabkitError
 ├── RunInProgress     this notebook already has a run that has not ended
 ├── StartFailed       the nursery or a rank could not be brought up
 ├── RankFailed        a rank raised, exited or was killed; carries its own traceback
+├── RunStalled        ranks wait for each other and will not go on
 ├── RunTimedOut       the run was ended because it passed `timeout_s`
 ├── RunDirectoryError a directory is not a readable run
 └── ResultUnavailable a rank delivered no result, or one that must not be unpickled
@@ -41,6 +42,27 @@ class ResultUnavailable(LabkitError):
 
 class RunTimedOut(LabkitError):
     """The run passed its `timeout_s` and was ended."""
+
+
+class RunStalled(LabkitError):
+    """Ranks wait for each other, or do nothing, and the run was ended.
+
+    Attributes:
+        verdict: what each rank called or did that the others did not.
+        table: a line per rank: step, last collective, line of code.
+    """
+
+    def __init__(self, verdict: str, table: str) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+        self.table = table
+
+    def __str__(self) -> str:
+        return f"{self.table}\n\n{self.verdict}"
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of the kernel's own frames."""
+        return str(self).splitlines()
 
 
 class RankFailed(LabkitError):

@@ -4,6 +4,8 @@
     environment.json   versions and the few variables that matter, by an allow list
     rank-N.jsonl       telemetry of rank N
     rank-N.log         what rank N printed
+    rank-N.pulse       what rank N did last, compared when ranks wait for each other
+    rank-N.crash       its lines of Python when C code crashed; empty otherwise
     rank-N.result      its pickled return value
     end.json           how it ended; absent while it runs, and if the kernel died
 

@@ -1,39 +1,58 @@
-"""Holds back the kernel's stop button for the moment in which ranks are started.
+"""What the kernel's stop button does while ranks start and while a cell waits for them.
 
-An interrupt between the start of the ranks and the first look at them would leave a
-run that nobody follows.
+Python's own answer, an exception wherever the main thread is, could come between the
+start of the ranks and the first look at them, or, at a second press, before the first
+has been acted upon. So SIGINT calls a function here.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 
-class Held:
-    """Whether an interrupt came meanwhile."""
+class Interrupts:
+    """As a context: the first SIGINT stops a run, a second raises KeyboardInterrupt.
 
-    pressed = False
+    Attributes:
+        presses: how many came.
+        stop: ends the run; None before there is one.
+    """
+
+    def __init__(
+        self, stop: Callable[[], None] | None = None, presses: int = 0
+    ) -> None:
+        self.stop = stop
+        self.presses = presses
+
+    def stop_with(self, stop: Callable[[], None]) -> None:
+        """There is a run now; end it at once if the button was pressed already."""
+        self.stop = stop
+        if self.presses:
+            stop()
 
     def press(self, *_: object) -> None:
-        self.pressed = True
+        self.presses += 1
+        if self.stop is not None:
+            self.stop()
+            if self.presses > 1:
+                raise KeyboardInterrupt
 
+    def __enter__(self) -> Interrupts:
+        # no other thread is ever interrupted, nor may it say what shall happen
+        self.in_main = threading.current_thread() is threading.main_thread()
+        if self.in_main:
+            self.before = signal.signal(signal.SIGINT, self.press)
+        return self
 
-@contextmanager
-def held_back() -> Iterator[Held]:
-    """Keep SIGINT from raising inside; it is noted instead, for the caller to act on.
-
-    Threads other than the main one are never interrupted.
-    """
-    held = Held()
-    if threading.current_thread() is not threading.main_thread():
-        yield held
-        return
-    before = signal.signal(signal.SIGINT, held.press)
-    try:
-        yield held
-    finally:
-        # None: it was not set from Python, and cannot be set again from here
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.in_main:
+            # None: it was set by C code, and cannot be set again from here
+            signal.signal(signal.SIGINT, self.before or signal.default_int_handler)

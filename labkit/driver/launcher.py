@@ -22,7 +22,7 @@ from labkit.driver import directory, machine, ship
 from labkit.driver.call import check_call, run_name
 from labkit.driver.engines.environment import rank_environment
 from labkit.driver.engines.local import LocalEngine
-from labkit.driver.interrupt import held_back
+from labkit.driver.interrupt import Interrupts
 from labkit.driver.monitor import Monitor
 from labkit.driver.run import Run
 from labkit.driver.telemetry import Telemetry
@@ -203,7 +203,8 @@ def start(
         device: "cuda", "cpu", or "auto". device="cuda" with backend="gloo" lets
             several ranks share a GPU.
         live: whether to draw the run while it works, in a notebook.
-        stall_s: seconds that a collective may wait for its peers before it fails.
+        stall_s: seconds that a collective may wait for its peers, or that all ranks may
+            do nothing, before the run is ended.
         timeout_s: seconds after which the run is ended; None for no limit.
         name: what tables and figures call the run; by default the function's name.
 
@@ -215,12 +216,11 @@ def start(
     request = prepare(
         function, ranks, args, kwargs, backend, device, stall_s, timeout_s, name
     )
-    with held_back() as interrupt:
+    with Interrupts() as interrupts:
         run = LAUNCHER.begin(request)
+        interrupts.stop_with(run.stop)
         if live:
             watch(run, in_background=True)
-    if interrupt.pressed:
-        run.stop()
     return run
 
 
@@ -245,14 +245,16 @@ def launch(
 
     Raises:
         RankFailed: a rank failed; leads with that rank's own traceback.
+        RunStalled: ranks waited for each other; leads with a line per rank.
         RunTimedOut: the run took longer than `timeout_s`.
         ValueError, TypeError, CannotSend, RunInProgress: as for `start`.
     """
     request = prepare(
         function, ranks, args, kwargs, backend, device, stall_s, timeout_s, name
     )
-    with held_back() as interrupt:
+    with Interrupts() as interrupts:
         run = LAUNCHER.begin(request)
+        interrupts.stop_with(run.stop)
         if live:
             watch(run, in_background=False)
-    return run.follow(print_lines=True, interrupted=interrupt.pressed)
+        return run.follow(print_lines=True)

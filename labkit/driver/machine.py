@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,27 @@ def own_cgroups(root: Path, controller: str) -> Iterator[Path]:
             yield folder
             folder = folder.parent
         yield top
+
+
+def oom_kills(root: Path = CGROUP_ROOT, vmstat: str = "/proc/vmstat") -> Counter[str]:
+    """How many processes the out-of-memory killer has ended, by the file that counts.
+
+    Of this process's cgroups, and of the whole machine.
+    """
+    files = [
+        folder / name
+        for folder in own_cgroups(root, "memory")
+        for name in ("memory.events", "memory.oom_control")
+    ]
+    counts: Counter[str] = Counter()
+    for file in [*files, Path(vmstat)]:
+        try:
+            found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            counts[str(file)] = int(found[1])
+    return counts
 
 
 def read_words(path: Path, count: int) -> list[str | None]:

@@ -13,11 +13,13 @@ import threading
 import time
 from pathlib import Path
 
-from labkit.core.errors import LabkitError, RankFailed, RunDirectoryError, RunTimedOut
+from labkit.core.errors import LabkitError, RunDirectoryError, RunTimedOut
 from labkit.core.spec import LaunchSpec
+from labkit.driver.death import Coroner, End
 from labkit.driver.directory import write_file
 from labkit.driver.engines.local import RankProcesses
-from labkit.driver.outcome import End, find_failure
+from labkit.driver.outcome import find_failure
+from labkit.driver.stall import StallWatch
 from labkit.driver.telemetry import Printed, Telemetry
 
 POLL_S = 0.05
@@ -30,6 +32,7 @@ class Monitor:
     Attributes:
         status: "running", then "finished", "failed" or "stopped".
         error: why it failed, None otherwise.
+        warning: what was wrong although it finished, None otherwise.
         lines: what ranks printed, labelled, for the cell to take out; None at the end.
         ended: set when nothing of the run is left and everything is written down.
     """
@@ -47,6 +50,9 @@ class Monitor:
         self.telemetry = telemetry
         self.printed = Printed(path, spec.ranks)
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.stall = StallWatch(path, spec.ranks, spec.stall_s, spec.started_at)
+        self.coroner = Coroner(path)
+        self.warning: str | None = None
         self.own_ends: dict[int, End] = {}  # those that we did not cause
         self.status = RUNNING
         self.error: LabkitError | None = None
@@ -101,8 +107,12 @@ class Monitor:
 
     def read(self) -> None:
         """Take in what ranks wrote; what an ended rank wrote is all there by now."""
+        rows = self.telemetry.num_rows()
         self.telemetry.poll()
-        self.put(self.printed.poll())
+        lines = self.printed.poll()
+        self.put(lines)
+        if lines or self.telemetry.num_rows() > rows:
+            self.stall.note_activity()
 
     def put(self, lines: list[str]) -> None:
         for line in lines:
@@ -121,15 +131,21 @@ class Monitor:
                 f"{self.steps_reached()}. Raise timeout_s, or ask for fewer steps"
             )
             self.processes.kill()
+        elif stalled := self.stall.find():
+            self.error = stalled
+            self.processes.kill()
 
-    def find_failure(self) -> RankFailed | None:
+    def find_failure(self) -> LabkitError | None:
         now_s = time.time() - self.spec.started_at
         if not self.processes.kill_asked:
             for rank, status in self.processes.statuses.items():
-                self.own_ends.setdefault(rank, End(status=status, time_s=now_s))
+                if rank not in self.own_ends:
+                    peak_bytes = self.processes.peak_bytes[rank]
+                    end = self.coroner.examine(rank, status, now_s, peak_bytes)
+                    self.own_ends[rank] = end
         if self.processes.ended:
             now_s = math.inf  # nothing more can come
-        return find_failure(self.telemetry, self.own_ends, now_s)
+        return find_failure(self.telemetry, self.own_ends, now_s, self.stall)
 
     def where(self) -> str:
         """`at step 12`, the last that any rank logged."""
@@ -149,6 +165,8 @@ class Monitor:
         self.telemetry.finish()
         if len(self.telemetry.results) == self.spec.ranks:
             self.error = None  # what was about to be done about it came too late
+            self.stall.read()
+            self.warning = self.stall.disagreement
             return FINISHED
         if self.error is None and not self.stop_asked.is_set():
             self.error = self.find_failure()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.core.errors import RunDirectoryError
 from labkit.core.events import LOG_COLUMNS
 from labkit.driver import directory
+from labkit.driver.interrupt import Interrupts
 from labkit.driver.monitor import STOPPED, Monitor
 from labkit.driver.results import Results
 from labkit.driver.telemetry import Telemetry, visible
@@ -101,9 +102,11 @@ class Run:
 
         Raises:
             RankFailed: a rank failed; leads with that rank's own traceback.
+            RunStalled: ranks waited for each other; leads with a line per rank.
             RunTimedOut: the run took longer than `timeout_s`.
         """
-        return self.follow(print_lines=False)
+        with Interrupts(self.stop):
+            return self.follow(print_lines=False)
 
     def __await__(self) -> Generator[Any, None, Run]:
         return self._wait_async().__await__()
@@ -193,40 +196,35 @@ class Run:
         if self.monitor is None:
             self.telemetry.finish()
 
-    def follow(self, *, print_lines: bool, interrupted: bool = False) -> Run:
-        """Like `wait`, but print the ranks' lines meanwhile if asked to."""
+    def follow(self, *, print_lines: bool) -> Run:
+        """Wait for the end, and print the ranks' lines meanwhile if asked to."""
         monitor = self.monitor
         if monitor is None:
             return self
-        if interrupted:
-            monitor.stop()
-        while True:
-            try:
-                if print_lines:
-                    print_lines_of(monitor)
-                while not monitor.ended.wait(1.0):
-                    pass
-                if self.view is not None:
-                    self.view.finish()
-                break
-            except KeyboardInterrupt:
-                monitor.stop()
-                if interrupted:
-                    raise
-                interrupted = True
+        if print_lines:
+            print_lines_of(monitor)
+        while not monitor.ended.wait(1.0):
+            pass
+        if self.view is not None:
+            self.view.finish()
         if monitor.error is not None:
             raise monitor.error
+        if monitor.warning is not None:
+            warnings.warn(f"the run finished, but {monitor.warning}", stacklevel=3)
         if monitor.status == STOPPED:
             print(f"stopped by you {monitor.where()}")
         return self
 
     async def _wait_async(self) -> Run:
+        presses = 0
         try:
             while not self.done:
                 await asyncio.sleep(AWAIT_POLL_S)
         except asyncio.CancelledError:  # how a kernel interrupts a cell that awaits
-            return self.follow(print_lines=False, interrupted=True)
-        return self.wait()
+            self.stop()
+            presses = 1
+        with Interrupts(self.stop, presses):
+            return self.follow(print_lines=False)
 
 
 def print_lines_of(monitor: Monitor) -> None:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from labkit.view import HEIGHT_PX, WIDTH_PX
 from labkit.view.bundle import show

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import faulthandler
 import json
 import linecache
 import mmap
@@ -32,14 +33,17 @@ import torch
 import torch.distributed as dist
 
 from labkit.core import events
+from labkit.core.pulse import FAILED, FINISHED
 from labkit.core.spec import LaunchSpec
 from labkit.worker import deliver
 from labkit.worker.emit import Emitter
+from labkit.worker.pulse import PulseWriter
 from labkit.worker.rendezvous import RunStore
 from labkit.worker.worker import Worker
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LINE_BUFFERED = 1  # _IOLBF of stdio.h
+BACKSTOP_S = 10
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -70,26 +74,36 @@ def run_rank(rank: int, job_fd: int) -> None:
     run_dir = Path(header["run_dir"])
     redirect_output(run_dir / f"rank-{rank}.log")
     spec = LaunchSpec(**header["spec"])
+    crash = open(run_dir / f"rank-{rank}.crash", "w", opener=for_this_user)
+    faulthandler.enable(crash)  # C code that crashes leaves the Python lines there
     emitter = Emitter(run_dir, rank, spec.started_at)
+    pulse = PulseWriter(run_dir, rank, spec.started_at, emitter.origin)
     status = 1
     worker = None
     try:
         adopt_kernel(header, rank, spec.ranks)
         worker, store = join(rank, spec, run_dir, emitter)
+        pulse.follow(worker)
         function, args, kwargs = pickle.loads(payload)
         del payload
         value = function(worker, *args, **kwargs)
         result = deliver.write(value, run_dir, rank, bytes.fromhex(header["key"]))
         emitter.emit(events.RESULT, result)
+        pulse.change(FINISHED)
         wait_for_peers(store, spec, rank)
         status = 0
     except BaseException as error:  # the edge of the process: it becomes an event
         step = worker.step if worker and worker.step >= 0 else None
+        pulse.change(FAILED, error)
         emitter.emit(events.ERROR, describe(error, step))
     finally:
         emitter.close()
         flush_output()
         os._exit(status)
+
+
+def for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def end_with_nursery(alive_fd: int) -> None:
@@ -167,7 +181,8 @@ def join(
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    limit = datetime.timedelta(seconds=spec.stall_s)
+    # The driver ends a run that is stalled, and says why; this limit is behind that.
+    limit = datetime.timedelta(seconds=spec.stall_s + BACKSTOP_S)
     store = RunStore(str(run_dir / "rendezvous"), spec.ranks, limit)
     dist.init_process_group(
         spec.backend,

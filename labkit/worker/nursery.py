@@ -8,7 +8,7 @@ only the kernel holds:
     {"fork": 4, "job": 7} with a file descriptor   answered by {"job": 7, "pids": [...]}
     {"kill": 7}                                    SIGKILL to the session of each rank
 
-and it reports `{"exit": pid, "status": s}` for every rank, `s` as in
+and it reports `{"exit": pid, "status": s, "peak_bytes": b}` for every rank, `s` as in
 `os.waitstatus_to_exitcode`. It is the ranks' parent, so no process id can be reused
 before it has swept what the rank left behind: a rank leads its own session, and what
 it forked (data loaders) ends with it. When the kernel goes, the nursery ends the
@@ -44,8 +44,10 @@ PRELOAD = (
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
 )
+FLIGHT_RECORDS = "128"  # last collectives that PyTorch's flight recorder keeps
 PARENT_CHECK_S = 0.5  # how often to look whether the kernel is still the parent
 FIRST_SPARES = 4  # ranks that are forked before the first launch asks for some
+MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 MAX_SPARES = 8  # ranks that are ever kept waiting
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -92,6 +94,7 @@ class Nursery:
         signal.signal(signal.SIGTERM, lambda *_: self.close())
         signal.signal(signal.SIGALRM, lambda *_: self.close_if_orphan())
         signal.setitimer(signal.ITIMER_REAL, PARENT_CHECK_S, PARENT_CHECK_S)
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDS)
         for module in PRELOAD:
             importlib.import_module(module)
             if module in ("torch._dynamo", PRELOAD[-1]):
@@ -223,10 +226,16 @@ class Nursery:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             end_session(pid)
-            _, status = os.waitpid(pid, 0)
+            _, status, used = os.wait4(pid, 0)
             if pid in self.ranks:
                 del self.ranks[pid]
-                self.send({"exit": pid, "status": os.waitstatus_to_exitcode(status)})
+                self.send(
+                    {
+                        "exit": pid,
+                        "status": os.waitstatus_to_exitcode(status),
+                        "peak_bytes": used.ru_maxrss * MAXRSS_BYTES,
+                    }
+                )
             elif status > 0:  # it could not get ready, and another could not either
                 self.wanted_spares = 0
             self.spares = [spare for spare in self.spares if spare.pid != pid]

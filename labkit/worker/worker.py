@@ -29,6 +29,8 @@ class Worker:
         rank: this process's number, 0 to `world_size` - 1.
         world_size: number of processes in the run.
         local_rank: number of this process on its machine.
+        step: of the last log, -1 before the first.
+        num_logs: how many logs there were.
         device: where this rank's tensors belong, `cuda:N` or `cpu`.
     """
 
@@ -39,11 +41,11 @@ class Worker:
         self.world_size = world_size
         self.local_rank = rank
         self.device = device
-        self.step = -1  # of the last log
+        self.step = -1
         self._emitter = emitter
         self._memory = MemoryProbe(device)
         self._on_cuda = device.type == "cuda"
-        self._num_logs = 0
+        self.num_logs = 0
         self._names: set[str] = set()  # of further columns that were found valid
         self._logged_at = time.perf_counter()
 
@@ -82,8 +84,8 @@ class Worker:
         now = time.perf_counter()
         self.step = self.step + 1 if step is None else int(step)
         fields = f'"step":{self.step},"step_s":{now - self._logged_at:.7f}'
-        warm = self._num_logs >= WARMUP_LOGS
-        self._num_logs += 1
+        warm = self.num_logs >= WARMUP_LOGS
+        self.num_logs += 1
         if not warm:
             fields += ',"warmup":1'
         if loss is not None:

@@ -7,7 +7,9 @@ import math
 import pytest
 
 from labkit.core import events
-from labkit.driver.outcome import ECHO_WAIT_S, End, find_failure
+from labkit.driver.death import End
+from labkit.driver.outcome import ECHO_WAIT_S, find_failure
+from labkit.driver.stall import StallWatch
 from labkit.driver.telemetry import Telemetry
 
 LOST = "RuntimeError: [../pair.cc:553] Connection closed by peer [127.0.0.1]:4711"
@@ -19,48 +21,53 @@ def telemetry(tmp_path):
     return Telemetry(tmp_path, 3)
 
 
+def failure(telemetry, ends, now_s):
+    folder = telemetry.tails[0].path.parent
+    return find_failure(telemetry, ends, now_s, StallWatch(folder, 3, 30.0, 0.0))
+
+
 def raised(telemetry, rank, time_s, message):
     event = {"kind": events.ERROR, "time_s": time_s, "message": message}
     telemetry.take(rank, events.encode(event | {"traceback": message}))
 
 
 def test_nothing_has_failed(telemetry):
-    assert find_failure(telemetry, {}, 1.0) is None
+    assert failure(telemetry, {}, 1.0) is None
 
 
 def test_the_earliest_error_leads(telemetry):
     raised(telemetry, 0, 2.0, BUG)
     raised(telemetry, 2, 1.0, BUG)
-    assert find_failure(telemetry, {}, 2.0).rank == 2
+    assert failure(telemetry, {}, 2.0).rank == 2
 
 
 def test_an_error_leads_before_its_echo_whatever_the_clocks_say(telemetry):
     raised(telemetry, 0, 0.9, LOST)
     raised(telemetry, 1, 1.0, BUG)
-    assert find_failure(telemetry, {}, 1.0).rank == 1
+    assert failure(telemetry, {}, 1.0).rank == 1
 
 
 def test_an_echo_waits_for_the_end_of_the_rank_behind_it(telemetry):
     raised(telemetry, 0, 1.0, LOST)
-    assert find_failure(telemetry, {}, 1.1) is None
-    ends = {1: End(status=-9, time_s=1.3)}
-    failure = find_failure(telemetry, ends, 1.3)
-    assert failure.rank == 1
-    assert "signal 9 (SIGKILL)" in failure.verdict
+    assert failure(telemetry, {}, 1.1) is None
+    ends = {1: End(status=-9, time_s=1.3, what="was killed by signal 9 (SIGKILL)")}
+    found = failure(telemetry, ends, 1.3)
+    assert found.rank == 1
+    assert "signal 9 (SIGKILL)" in found.verdict
 
 
 @pytest.mark.parametrize("now_s", [1.0 + ECHO_WAIT_S + 0.1, math.inf])
 def test_an_echo_with_nothing_behind_it_is_named_in_the_end(telemetry, now_s):
     raised(telemetry, 0, 1.0, LOST)
-    assert find_failure(telemetry, {}, now_s).rank == 0
+    assert failure(telemetry, {}, now_s).rank == 0
 
 
 def test_a_rank_that_ended_after_its_own_error_is_no_silent_end(telemetry):
     raised(telemetry, 1, 1.0, BUG)
     ends = {1: End(status=1, time_s=0.5)}
-    assert find_failure(telemetry, ends, 1.0).rank_traceback == BUG
+    assert failure(telemetry, ends, 1.0).rank_traceback == BUG
 
 
 def test_a_rank_that_has_delivered_is_well(telemetry):
     telemetry.take(0, events.encode({"kind": events.RESULT}))
-    assert find_failure(telemetry, {0: End(status=0, time_s=1.0)}, 2.0) is None
+    assert failure(telemetry, {0: End(status=0, time_s=1.0)}, 2.0) is None

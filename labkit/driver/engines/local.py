@@ -159,6 +159,7 @@ class RankProcesses:
         self.asked_at = time.monotonic()
         self.pids: list[int] | None = None  # None until the nursery has answered
         self.statuses: dict[int, int] = {}  # by rank, as os.waitstatus_to_exitcode
+        self.peak_bytes: dict[int, int] = {}  # of those that have ended
         self.kill_asked = False
 
     @property
@@ -189,6 +190,7 @@ class RankProcesses:
             elif "exit" in message and message["exit"] in (self.pids or ()):
                 rank = self.pids.index(message["exit"])
                 self.statuses[rank] = message["status"]
+                self.peak_bytes[rank] = message["peak_bytes"]
         if self.pids is None and time.monotonic() - self.asked_at > START_S:
             self.kill()
             raise StartFailed(

@@ -1,0 +1,236 @@
+"""Writes this rank's pulse: what its main thread does, and its last collectives.
+
+Collectives come from PyTorch's flight recorder (`TORCH_FR_BUFFER_SIZE`, set before
+torch is imported). It does not record send and receive on gloo; those are told from the
+functions that the rank is in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import os
+import pickle
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.core.pulse import JOINING, PULSE_S, RUNNING, Call, Pulse
+from labkit.worker.worker import Worker
+
+# Code of these folders is not the learner's.
+LIBRARIES = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        Path(torch.__file__).parent.parent,
+        Path(__file__).parent.parent,
+    )
+)
+# What a rank waits for, told from the functions that it is in.
+PURPOSES = {
+    "_sync_buffers": "buffers",
+    "_sync_module_states": "weights at the start",
+    "backward": "gradients",
+    "_get_state_dict": "state_dict",
+    "get_model_state_dict": "state_dict",
+    "get_optimizer_state_dict": "state_dict",
+    "get_state_dict": "state_dict",
+    "state_dict": "state_dict",
+    "full_tensor": "full_tensor",
+    "_save_state_dict": "saving",
+    "destroy_process_group": "leaving the group",
+}
+PEERS = {"send": ("send to", "dst"), "recv": ("recv from", "src")}
+ELEMENT_NAMES = {"Float": "float32", "Double": "float64", "Half": "float16",
+                 "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+                 "Byte": "uint8"}  # fmt: skip
+TERMINATE = ctypes.CFUNCTYPE(None)
+
+
+class PulseWriter:
+    """Writes `rank-N.pulse` from a thread of its own until the process ends."""
+
+    def __init__(
+        self, run_dir: Path, rank: int, started_at: float, origin: float
+    ) -> None:
+        """Start writing.
+
+        Args:
+            run_dir: the run's directory.
+            rank: this rank.
+            started_at: when the run was started, seconds since the epoch.
+            origin: the same on time.perf_counter.
+        """
+        self.started_at = started_at
+        self.origin = origin
+        self.joined_at = time.time()  # older collectives belong to nobody
+        self.state = JOINING
+        self.worker: Worker | None = None
+        self.raised_in: FrameType | None = None  # the innermost frame of its error
+        self.lock = threading.Lock()
+        path = run_dir / f"rank-{rank}.pulse"
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.main = threading.main_thread().ident
+        self.write()
+        threading.Thread(target=self.beat, name="labkit pulse", daemon=True).start()
+        self.write_at_abort()
+
+    def beat(self) -> None:
+        while True:
+            time.sleep(PULSE_S)  # the period itself; nothing is waited for
+            self.write()
+
+    def follow(self, worker: Worker) -> None:
+        """The rank has joined; its steps are this handle's."""
+        self.worker = worker
+        self.change(RUNNING)
+
+    def change(self, state: str, error: BaseException | None = None) -> None:
+        """Write at once that this rank is in another state, raised by `error`."""
+        self.state = state
+        if error is not None:
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                self.raised_in = frame
+        self.write()
+
+    def write(self) -> None:
+        with self.lock:
+            try:
+                os.pwrite(self.fd, self.take().to_line(), 0)
+            except OSError:
+                pass  # the disk is full, or the run deleted: telemetry tells of that
+
+    def take(self) -> Pulse:
+        frame = self.raised_in or sys._current_frames().get(self.main)
+        worker = self.worker
+        calls = recorded_calls(self.started_at, self.joined_at)
+        return Pulse(
+            time_s=time.perf_counter() - self.origin,
+            state=self.state,
+            step=worker.step if worker and worker.num_logs else None,
+            num_logs=worker.num_logs if worker else 0,
+            cpu_s=time.process_time(),
+            line=learners_line(frame),
+            purpose=purpose(frame),
+            calls=calls,
+            groups=groups_of(calls),
+        )
+
+    def write_at_abort(self) -> None:
+        """Write once more when C++ gives up, as gloo does at a size mismatch.
+
+        Its thread then calls std::terminate. The handler that we set there goes on to
+        the one before, which ends the process.
+        """
+        try:
+            library = ctypes.CDLL("libstdc++.so.6")
+            set_terminate = library._ZSt13set_terminatePFvvE
+        except (OSError, AttributeError):  # another C++ library, as on macOS
+            return
+        set_terminate.restype = ctypes.c_void_p
+        set_terminate.argtypes = [ctypes.c_void_p]
+
+        def last_pulse() -> None:
+            self.write()
+            TERMINATE(self.terminate_before)()
+
+        self.last_pulse = TERMINATE(last_pulse)  # kept for as long as it may be called
+        address = ctypes.cast(self.last_pulse, ctypes.c_void_p)
+        self.terminate_before = set_terminate(address)
+
+
+def recorded_calls(started_at: float, joined_at: float) -> list[Call]:
+    """The collectives in the flight recorder, oldest first."""
+    calls = []
+    for entry in flight_record():
+        called_at = entry["time_created_ns"] / 1e9
+        if called_at < joined_at or entry.get("is_p2p"):
+            continue
+        name = entry["process_group"][0]
+        calls.append(
+            Call(
+                group=name,
+                number=entry["collective_seq_id"],
+                kind=entry["profiling_name"].partition(":")[2],
+                elements=[elements(size) for size in entry["input_sizes"]],
+                dtype=dtype_name(entry.get("input_dtypes")),
+                waiting=not entry["retired"] and entry["state"] != "completed",
+                time_s=called_at - started_at,
+            )
+        )
+    return calls
+
+
+def flight_record() -> Iterator[dict[str, Any]]:
+    """Entries of gloo's recorder, and of NCCL's where this build has one."""
+    c10d = torch._C._distributed_c10d
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            # collectives, without stack traces (which take seconds), ended ones too
+            yield from pickle.loads(dump(True, False, False)).get("entries", ())
+
+
+def elements(size: list[int]) -> int:
+    product = 1
+    for length in size:
+        product *= length
+    return product
+
+
+def dtype_name(names: list[str] | None) -> str:
+    return ELEMENT_NAMES.get(names[0], names[0].lower()) if names else ""
+
+
+def groups_of(calls: list[Call]) -> dict[str, list[int]]:
+    """The global ranks of the groups that were called."""
+    world = dist.distributed_c10d._world
+    ranks = {
+        world.pg_names.get(group): sorted(members)
+        for group, members in list(world.pg_group_ranks.items())
+    }
+    return {
+        name: ranks[name] for name in {call.group for call in calls} if name in ranks
+    }
+
+
+def stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Frames from the innermost outward."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def learners_line(frame: FrameType | None) -> str:
+    """`Cell In[3], line 4, in train: loss.backward()`, or nothing."""
+    for found in stack(frame):
+        code = found.f_code
+        file = code.co_filename
+        if file.startswith(LIBRARIES) or file.startswith("<"):
+            continue
+        source = linecache.getline(file, found.f_lineno).strip()
+        shown = f"{Path(file).name}, line {found.f_lineno}, in {code.co_name}"
+        return f"{shown}: {source}" if source else shown
+    return ""
+
+
+def purpose(frame: FrameType | None) -> str:
+    """What the rank waits for or does, where a function that it is in tells."""
+    for found in stack(frame):
+        code = found.f_code
+        if code.co_name in PEERS and code.co_filename == dist.distributed_c10d.__file__:
+            toward, argument = PEERS[code.co_name]
+            return f"{toward} rank {found.f_locals.get(argument)}"
+        if code.co_name in PURPOSES:
+            return PURPOSES[code.co_name]
+    return ""
