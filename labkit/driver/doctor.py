@@ -26,7 +26,7 @@ LINE_WIDTH = 88
 # each (2026-12-07); a kernel, its front end and data loaders come on top.
 OPEN_FILES = (64, 256)
 PROCESSES = (64, 256)
-LOCKED_BYTES = (0, 2**20)  # containers may have 64 KiB; NCCL pins host memory
+LOCKED_BYTES = (0, 2**20)  # a container's may be 64 KiB; NCCL's manual says to lift it
 DISK_BYTES = (10**8, 10**9)
 Found = tuple[str, str, str]  # status, what was found, remedy
 
