@@ -40,10 +40,15 @@ RECORDED_VARIABLES = (
 KEY_BYTES = 32
 
 
+def state_path() -> Path:
+    """Where this user's own folder for labkit is, or will be."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "labkit"
+
+
 def state_dir() -> Path:
     """This user's own folder for labkit, made on first use (mode 0700)."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    folder = Path(base) / "labkit"
+    folder = state_path()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -7,7 +7,12 @@ from labkit.driver import backend, machine
 from labkit.driver.launcher import LAUNCHER
 from labkit.view import table
 
-SMALL_SHM_BYTES = GiB  # NCCL and data loaders usually need this much
+CAPTION = "labkit: what this machine offers"
+SMALL_SHM_BYTES = GiB
+SHM_ADVICE = (
+    "NCCL and data-loader workers usually need 1 GiB or more: start the container "
+    "with a larger shared-memory size"
+)
 
 
 def setup() -> Hardware:
@@ -19,7 +24,7 @@ def setup() -> Hardware:
     hardware = machine.detect()
     if hardware.torch_version is not None:
         LAUNCHER.engine.warm()
-    table.show(describe(hardware), caption="labkit: what this machine offers")
+    table.show(describe(hardware), caption=CAPTION)
     return hardware
 
 
@@ -41,17 +46,20 @@ def describe(hardware: Hardware) -> list[tuple[str, str]]:
 
 
 def describe_shm(hardware: Hardware) -> str:
+    size = shm_amount(hardware)
+    return f"{size}; {SHM_ADVICE}" if shm_is_small(hardware) else size
+
+
+def shm_amount(hardware: Hardware) -> str:
     if hardware.shm_bytes is None:
         return "none"
-    size = f"{hardware.shm_bytes / GiB:.1f} GiB"
     if hardware.shm_bytes < GiB:
-        size = f"{hardware.shm_bytes / 2**20:.0f} MiB"
-    if hardware.shm_bytes < SMALL_SHM_BYTES:
-        size += (
-            "; NCCL and data-loader workers usually need 1 GiB or more: start the "
-            "container with a larger shared-memory size"
-        )
-    return size
+        return f"{hardware.shm_bytes / 2**20:.0f} MiB"
+    return f"{hardware.shm_bytes / GiB:.1f} GiB"
+
+
+def shm_is_small(hardware: Hardware) -> bool:
+    return hardware.shm_bytes is not None and hardware.shm_bytes < SMALL_SHM_BYTES
 
 
 def describe_gpus(hardware: Hardware) -> str:
