@@ -22,7 +22,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def kernel(folder):
     with started(folder) as kernel:
-        cell = kernel.run("import labkit as lk\nmachine = lk.setup()")
+        cell = kernel.run(
+            "import labkit as lk\n"
+            "from time import sleep as worker_rest\n"
+            "machine = lk.setup()"
+        )
         assert cell.error is None
         assert "<table>" in cell.displays[0]["text/html"]
         yield kernel
@@ -99,7 +103,6 @@ def test_the_live_figure_grows_and_its_last_state_is_a_picture(kernel):
         "    for step in range(300):\n"
         "        worker.log(loss=1 / (1 + step), samples=1)\n"
         "        worker_rest(0.005)\n"
-        "from time import sleep as worker_rest\n"
         "run = lk.launch(train, ranks=2)"
     )
     assert cell.error is None
@@ -259,6 +262,7 @@ def test_a_second_launch_is_refused_in_the_next_cell(kernel):
 
 
 def test_a_run_outlives_its_kernel(kernel, folder):
+    kernel.run("def talk(worker):\n    print('hello from', worker.rank)")
     path = value(kernel, "str(lk.launch(talk, ranks=2, live=False).path)")
     with started(folder) as other:
         other.run(f"import labkit as lk\nrun = lk.open_run({path!r})")
