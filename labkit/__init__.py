@@ -17,6 +17,7 @@ MODULES = {
     "setup": "labkit.driver.setup",
     "launch": "labkit.driver.launcher",
     "start": "labkit.driver.launcher",
+    "Ranks": "labkit.driver.ranks",
     "Run": "labkit.driver.run",
     "open_run": "labkit.driver.run",
     "runs": "labkit.driver.run",
@@ -45,6 +46,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(MODULES[name]), name)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Make the `%%ranks` cell magic known, for `%load_ext labkit`."""
+    from labkit.driver import magic
+
+    magic.register(ipython)
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ from labkit.core.models import GPT as GPT
 from labkit.core.models import MLP as MLP
 from labkit.driver.launcher import launch as launch
 from labkit.driver.launcher import start as start
+from labkit.driver.ranks import Ranks as Ranks
 from labkit.driver.run import Run as Run
 from labkit.driver.run import open_run as open_run
 from labkit.driver.run import runs as runs

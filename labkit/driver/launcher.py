@@ -21,11 +21,13 @@ from labkit.driver import backend as backends
 from labkit.driver import directory, machine, ship
 from labkit.driver.call import check_call, run_name
 from labkit.driver.engines.environment import rank_environment
-from labkit.driver.engines.local import LocalEngine
+from labkit.driver.engines.local import LocalEngine, RankProcesses
 from labkit.driver.interrupt import Interrupts
 from labkit.driver.monitor import Monitor
 from labkit.driver.run import Run
 from labkit.driver.telemetry import Telemetry
+
+HandOver = Callable[[BinaryIO], RankProcesses]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class Request:
     parcel: ship.Parcel
     hardware: Hardware
     directory: str
+    cell: dict[str, Any] | None = None  # a `%%ranks` cell instead of a function
 
 
 def prepare(
@@ -94,11 +97,19 @@ class Launcher:
         self.current: Run | None = None
         self.lock = threading.Lock()
 
-    def begin(self, request: Request) -> Run:
-        """Start the ranks of a request and the monitor that follows them."""
+    def begin(self, request: Request, hand_over: HandOver | None = None) -> Run:
+        """Start the ranks of a request and the monitor that follows them.
+
+        Args:
+            request: what to run.
+            hand_over: gives the job to ranks; by default to fresh ones.
+        """
         with self.lock:
             self.refuse_second()
-            self.current = self.start_ranks(request)
+            ranks = request.spec.ranks
+            self.current = self.start_ranks(
+                request, hand_over or (lambda job: self.engine.start(ranks, job))
+            )
             return self.current
 
     def refuse_second(self) -> None:
@@ -112,7 +123,7 @@ class Launcher:
                 "it with run.wait(), or end it with run.stop()"
             )
 
-    def start_ranks(self, request: Request) -> Run:
+    def start_ranks(self, request: Request, hand_over: HandOver) -> Run:
         """Write the run's directory, then start its ranks and its monitor."""
         spec, parcel = request.spec, request.parcel
         environment = rank_environment()
@@ -125,6 +136,7 @@ class Launcher:
             "module_path": [entry for entry in sys.path if isinstance(entry, str)],
             "argv": sys.argv,
             "sources": parcel.sources,
+            "cell": request.cell,
             "key": directory.user_key().hex(),
         }
         directory.write_file(path / "spec.json", spec.to_json())
@@ -134,7 +146,7 @@ class Launcher:
         )
         telemetry = Telemetry(path, spec.ranks)
         with job_file(header, parcel.payload) as job:
-            processes = self.engine.start(spec.ranks, job)
+            processes = hand_over(job)
         monitor = Monitor(path, spec, processes, telemetry)
         run = Run(path, spec, telemetry, monitor)
         monitor.start()

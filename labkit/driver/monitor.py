@@ -120,24 +120,27 @@ class Monitor:
 
     def intervene(self) -> None:
         """End the run when it was stopped, has failed or has taken too long."""
-        if self.processes.kill_asked:
+        if self.processes.stopping:
             return
         limit = self.spec.timeout_s
-        if self.stop_asked.is_set() or self.error or self.find_failure():
-            self.processes.kill()
+        if self.stop_asked.is_set():
+            self.processes.stop()
+        elif failure := self.find_failure():
+            self.error = failure
+            self.processes.stop()
         elif limit is not None and time.monotonic() - self.started > limit:
             self.error = RunTimedOut(
                 f"the run was ended after timeout_s={limit:g} seconds; "
                 f"{self.steps_reached()}. Raise timeout_s, or ask for fewer steps"
             )
-            self.processes.kill()
+            self.processes.stop()
         elif stalled := self.stall.find():
             self.error = stalled
-            self.processes.kill()
+            self.processes.stop()
 
     def find_failure(self) -> LabkitError | None:
         now_s = time.time() - self.spec.started_at
-        if not self.processes.kill_asked:
+        if not self.processes.stopping:
             for rank, status in self.processes.statuses.items():
                 if rank not in self.own_ends:
                     peak_bytes = self.processes.peak_bytes[rank]

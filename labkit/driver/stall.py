@@ -67,7 +67,7 @@ class StallWatch:
                     key = rank, call.group, call.number
                     waits[key] = self.waits.get(key, self.read_at)
         self.waits = waits
-        self.disagreement = self.disagreement or diagnosis.disagreement(self.pulses)
+        self.disagreement = diagnosis.disagreement(self.pulses) or self.disagreement
 
     def note_progress(self, rank: int, pulse: Pulse) -> None:
         """Calls and computing are progress; waking up to write a pulse is not."""

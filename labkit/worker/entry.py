@@ -5,7 +5,7 @@
  3. take over the kernel's present environment, directory and module path
  4. choose the device and join the process group
  5. run the function
- 6. deliver the result, or the error, and leave
+ 6. deliver the result, or the error; leave, or wait for the next job
 
 A rank leaves with `os._exit`: freeing a DDP model after its process group is gone can
 deadlock (its reducer joins gloo's thread, which waits for the GIL), and everything
@@ -23,11 +23,13 @@ import mmap
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,7 @@ from labkit.core import events
 from labkit.core.pulse import FAILED, FINISHED
 from labkit.core.spec import LaunchSpec
 from labkit.worker import deliver
+from labkit.worker.cell import run_cell
 from labkit.worker.emit import Emitter
 from labkit.worker.pulse import PulseWriter
 from labkit.worker.rendezvous import RunStore
@@ -44,6 +47,7 @@ from labkit.worker.worker import Worker
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LINE_BUFFERED = 1  # _IOLBF of stdio.h
 BACKSTOP_S = 10
+STREAMS: list[TextIO] = []
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -64,45 +68,104 @@ def get_ready(alive_fd: int) -> None:
     dist.destroy_process_group()
 
 
-def run_rank(rank: int, job_fd: int) -> None:
-    """Run one rank of the job and leave the process."""
-    with mmap.mmap(job_fd, 0, access=mmap.ACCESS_READ) as job:
-        header_end = job.find(b"\n")
-        header = json.loads(job[:header_end])
-        payload = job[header_end + 1 :]
-    os.close(job_fd)
-    run_dir = Path(header["run_dir"])
-    redirect_output(run_dir / f"rank-{rank}.log")
-    spec = LaunchSpec(**header["spec"])
-    crash = open(run_dir / f"rank-{rank}.crash", "w", opener=for_this_user)
-    faulthandler.enable(crash)  # C code that crashes leaves the Python lines there
-    emitter = Emitter(run_dir, rank, spec.started_at)
-    pulse = PulseWriter(run_dir, rank, spec.started_at, emitter.origin)
-    status = 1
-    worker = None
-    try:
-        adopt_kernel(header, rank, spec.ranks)
-        worker, store = join(rank, spec, run_dir, emitter)
-        pulse.follow(worker)
-        function, args, kwargs = pickle.loads(payload)
-        del payload
-        value = function(worker, *args, **kwargs)
-        result = deliver.write(value, run_dir, rank, bytes.fromhex(header["key"]))
-        emitter.emit(events.RESULT, result)
-        pulse.change(FINISHED)
-        wait_for_peers(store, spec, rank)
-        status = 0
-    except BaseException as error:  # the edge of the process: it becomes an event
-        step = worker.step if worker and worker.step >= 0 else None
-        pulse.change(FAILED, error)
-        emitter.emit(events.ERROR, describe(error, step))
-    finally:
-        emitter.close()
-        flush_output()
-        os._exit(status)
+def serve(channel: socket.socket) -> None:
+    """Wait for a job and do it; if this rank is to be kept, wait for the next one."""
+    role, descriptors, _, _ = socket.recv_fds(channel, 64, 1)
+    if not role:
+        return  # the nursery is gone
+    role = json.loads(role)
+    if not role["keep"]:
+        channel.close()
+    rank = Rank(role["rank"], role["keep"])
+    while descriptors:
+        status = rank.run(descriptors[0])
+        if not role["keep"] or rank.store is None:
+            os._exit(status)
+        channel.sendall(b"done")
+        _, descriptors, _, _ = socket.recv_fds(channel, 64, 1)
 
 
-def for_this_user(path: str, flags: int) -> int:
+class Rank:
+    """This process as a rank: what stays when it does several jobs one after another.
+
+    Attributes:
+        number: its rank.
+        keep: whether there may be further jobs.
+        state: the learner's own; every job's handle has it.
+        store: how it found its peers; None while it has not.
+    """
+
+    def __init__(self, number: int, keep: bool) -> None:
+        self.number = number
+        self.keep = keep
+        self.state = SimpleNamespace()
+        self.pulse = PulseWriter(number)
+        self.store: dist.Store | None = None
+        self.crash: TextIO | None = None
+
+    def run(self, job_fd: int) -> int:
+        """Do one job; its exit status."""
+        with mmap.mmap(job_fd, 0, access=mmap.ACCESS_READ) as job:
+            header_end = job.find(b"\n")
+            header = json.loads(job[:header_end])
+            payload = job[header_end + 1 :]
+        os.close(job_fd)
+        run_dir = Path(header["run_dir"])
+        self.redirect(run_dir)
+        spec = LaunchSpec(**header["spec"])
+        emitter = Emitter(run_dir, self.number, spec.started_at)
+        self.pulse.begin(run_dir, spec.started_at, emitter.origin)
+        worker = None
+        try:
+            adopt_kernel(header, self.number, spec.ranks)
+            if self.store is None:
+                self.device, self.store = join(self.number, spec, run_dir)
+            worker = Worker(self.number, spec.ranks, self.device, emitter, self.state)
+            emitter.emit(events.START, up(self.device))
+            self.pulse.follow(worker)
+            value = self.call(worker, header["cell"], payload)
+            del payload
+            key = bytes.fromhex(header["key"])
+            result = deliver.write(value, run_dir, self.number, key)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            emitter.emit(events.RESULT, result)
+            self.pulse.change(FINISHED)
+            if not self.keep:
+                wait_for_peers(self.store, spec, self.number)
+        except BaseException as error:  # the edge of the job: it becomes an event
+            step = worker.step if worker and worker.num_logs else None
+            self.pulse.change(FAILED, error)
+            emitter.emit(events.ERROR, describe(error, step))
+            return 1
+        finally:
+            emitter.close()
+            flush_output()
+        return 0
+
+    def redirect(self, run_dir: Path) -> None:
+        """Send what this process prints, or says when it crashes, to the run."""
+        redirect_output(run_dir / f"rank-{self.number}.log")
+        before = self.crash
+        # C code that crashes leaves the Python lines there
+        self.crash = open(run_dir / f"rank-{self.number}.crash", "w", opener=private)
+        faulthandler.enable(self.crash)
+        if before is not None:
+            before.close()
+
+    def call(self, worker: Worker, cell: dict[str, Any] | None, payload: bytes) -> Any:
+        """The learner's part, the only one that an interrupt reaches."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            if cell is not None:
+                return run_cell(worker, cell)
+            function, args, kwargs = pickle.loads(payload)
+            return function(worker, *args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -121,9 +184,15 @@ def redirect_output(path: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    if STREAMS:  # of an earlier job; they write to the same descriptors
+        sys.stdout, sys.stderr = STREAMS
+        return
     text = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace"}
-    sys.stdout, sys.stderr = open(1, "w", **text), open(2, "w", **text)
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+    STREAMS[:] = (
+        open(1, "w", closefd=False, **text),
+        open(2, "w", closefd=False, **text),
+    )
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = STREAMS
 
 
 def buffer_lines_of_c() -> None:
@@ -170,10 +239,8 @@ def replace_environment(environment: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-def join(
-    rank: int, spec: LaunchSpec, run_dir: Path, emitter: Emitter
-) -> tuple[Worker, dist.Store]:
-    """Choose the device, form the process group, report that the rank is up."""
+def join(rank: int, spec: LaunchSpec, run_dir: Path) -> tuple[torch.device, dist.Store]:
+    """Choose the device and form the process group."""
     torch.set_num_threads(spec.threads)
     if spec.device == "cuda":
         # Before the group forms: NCCL binds to the current device.
@@ -192,11 +259,15 @@ def join(
         timeout=limit,
         device_id=device if spec.backend == "nccl" else None,
     )
-    up = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
+    return device, store
+
+
+def up(device: torch.device) -> dict[str, Any]:
+    """What a rank says of itself when it has joined."""
+    found = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
     if device.type == "cuda":
-        up["device_name"] = torch.cuda.get_device_name(device)
-    emitter.emit(events.START, up)
-    return Worker(rank, spec.ranks, device, emitter), store
+        found["device_name"] = torch.cuda.get_device_name(device)
+    return found
 
 
 def wait_for_peers(store: dist.Store, spec: LaunchSpec, rank: int) -> None:
@@ -207,8 +278,6 @@ def wait_for_peers(store: dist.Store, spec: LaunchSpec, rank: int) -> None:
     read this rank's GPU memory. The store is the rank's own: the function may have
     destroyed the process group.
     """
-    if spec.backend == "nccl":
-        torch.cuda.synchronize()
     announce(store, "finished", rank)
     await_all(store, "finished", spec.ranks)
 

@@ -5,10 +5,14 @@ the kernel did (threads, CUDA, a running event loop), and it never touches CUDA,
 that the ranks forked from it may. It reads requests from a socket whose other end
 only the kernel holds:
 
-    {"fork": 4, "job": 7} with a file descriptor   answered by {"job": 7, "pids": [...]}
-    {"kill": 7}                                    SIGKILL to the session of each rank
+    {"fork": 4, "job": 7, "keep": false} with a descriptor    ranks for a job
+    {"again": 7} with a descriptor     the next job for ranks that were kept
+    {"interrupt": 7}                   SIGINT to each rank of job 7
+    {"kill": 7}                        SIGKILL to the session of each
 
-and it reports `{"exit": pid, "status": s, "peak_bytes": b}` for every rank, `s` as in
+What it says in turn names the job: `{"job": 7, "pids": [...], "error": null}` when
+they are forked, `{"job": 7, "done": pid}` when a kept rank is ready for more, and
+`{"job": 7, "exit": pid, "status": s, "peak_bytes": b}` at every end, `s` as in
 `os.waitstatus_to_exitcode`. It is the ranks' parent, so no process id can be reused
 before it has swept what the rank left behind: a rank leads its own session, and what
 it forked (data loaders) ends with it. When the kernel goes, the nursery ends the
@@ -78,6 +82,8 @@ class Nursery:
         self.control = control
         self.kernel_pid = os.getppid()
         self.ranks: dict[int, int] = {}  # the job of each, by process id
+        self.kept: dict[int, socket.socket] = {}  # channels of ranks that get more jobs
+        self.idle: set[int] = set()  # those of them that wait for it
         self.spares: list[Spare] = []
         self.wanted_spares = FIRST_SPARES
         self.buffer = b""
@@ -107,17 +113,21 @@ class Nursery:
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.send({"ready": True})
         while True:
-            lacks_spares = len(self.spares) < self.wanted_spares and not self.ranks
+            lacks_spares = len(self.spares) < self.wanted_spares and not self.busy
             self.serve_pending(timeout=0 if lacks_spares else PARENT_CHECK_S)
-            if lacks_spares and not self.ranks:
+            if lacks_spares and not self.busy:
                 self.fork_spare()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rank works."""
+        return len(self.ranks) > len(self.idle)
 
     def serve_pending(self, timeout: float) -> None:
         """Handle everything that has arrived, waiting at most `timeout` seconds."""
         while True:
-            ready, _, _ = select.select(
-                [self.control, self.child_read], [], [], timeout
-            )
+            channels = [self.control, self.child_read, *self.kept.values()]
+            ready, _, _ = select.select(channels, [], [], timeout)
             self.close_if_orphan()
             if not ready:
                 return
@@ -125,6 +135,9 @@ class Nursery:
             if self.child_read in ready:
                 os.read(self.child_read, 4096)
                 self.reap()
+            for pid, channel in list(self.kept.items()):
+                if channel in ready:
+                    self.hear(pid, channel)
             if self.control in ready:
                 self.read_requests()
 
@@ -137,30 +150,67 @@ class Nursery:
         for line in lines:
             request = json.loads(line)
             if "fork" in request:
-                self.start(request["fork"], request["job"], self.descriptors.pop(0))
+                self.start(**request, job_fd=self.descriptors.pop(0))
+            elif "again" in request:
+                self.start_again(request["again"], self.descriptors.pop(0))
+            elif "interrupt" in request:
+                for pid in self.ranks_of(request["interrupt"]):
+                    os.kill(pid, signal.SIGINT)
             else:
-                self.kill(request["kill"])
+                for pid in self.ranks_of(request["kill"]):
+                    end_session(pid)
 
-    def start(self, num_ranks: int, job: int, job_fd: int) -> None:
-        """Make `num_ranks` ranks of the job in `job_fd`, from spares if there are."""
+    def hear(self, pid: int, channel: socket.socket) -> None:
+        """A kept rank says that it is ready for more, or it has ended."""
+        try:
+            ready = channel.recv(16)
+        except ConnectionResetError:  # it had not read what it was sent
+            ready = b""
+        if ready:
+            self.idle.add(pid)
+            self.send({"job": self.ranks[pid], "done": pid})
+        else:
+            channel.close()
+            del self.kept[pid]
+
+    def ranks_of(self, job: int) -> list[int]:
+        """Ranks that are not yet reaped, so that their ids are still theirs."""
+        return [pid for pid, its_job in self.ranks.items() if its_job == job]
+
+    def start(self, fork: int, job: int, keep: bool, job_fd: int) -> None:
+        """Make `fork` ranks of the job in `job_fd`, from spares if there are."""
         pids: list[int] = []
         error = None
-        while len(pids) < num_ranks and error is None:
+        while len(pids) < fork and error is None:
             if not self.spares:
                 error = self.fork_spare(job_fd)
                 continue
             spare = self.spares.pop(0)
-            rank = str(len(pids)).encode()
-            with spare.channel:
-                try:
-                    socket.send_fds(spare.channel, [rank], [job_fd])
-                except OSError:
-                    continue  # it was killed while it waited, and will be reaped
+            role = json.dumps({"rank": len(pids), "keep": keep}).encode()
+            try:
+                socket.send_fds(spare.channel, [role], [job_fd])
+            except OSError:
+                spare.channel.close()
+                continue  # it was killed while it waited, and will be reaped
             self.ranks[spare.pid] = job
             pids.append(spare.pid)
+            if keep:
+                self.kept[spare.pid] = spare.channel
+            else:
+                spare.channel.close()
         os.close(job_fd)
-        self.wanted_spares = min(num_ranks, MAX_SPARES)
+        self.wanted_spares = min(fork, MAX_SPARES)
         self.send({"job": job, "pids": pids, "error": error})
+
+    def start_again(self, job: int, job_fd: int) -> None:
+        """Hand the next job to ranks that were kept."""
+        for pid in self.ranks_of(job):
+            try:
+                socket.send_fds(self.kept[pid], [b"again"], [job_fd])
+            except (OSError, KeyError):
+                continue  # it has ended, and will be reported
+            self.idle.discard(pid)
+        os.close(job_fd)
 
     def fork_spare(self, job_fd: int | None = None) -> str | None:
         """Fork a process that waits for its job; what went wrong, if it did.
@@ -204,21 +254,13 @@ class Nursery:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.control.close()
-        for spare in self.spares:
-            spare.channel.close()
+        for other in (*(spare.channel for spare in self.spares), *self.kept.values()):
+            other.close()
         for fd in (self.alive_write, self.child_read, self.child_write):
             os.close(fd)
         entry = sys.modules["labkit.worker.entry"]
         entry.get_ready(self.alive_read)
-        rank, descriptors, _, _ = socket.recv_fds(channel, 16, 1)
-        channel.close()
-        if rank:  # else the nursery is gone
-            entry.run_rank(int(rank), descriptors[0])
-
-    def kill(self, job: int) -> None:
-        for pid, its_job in self.ranks.items():
-            if its_job == job:  # not yet reaped, so the id is still this rank's
-                end_session(pid)
+        entry.serve(channel)
 
     def reap(self) -> None:
         """Report ranks that ended, after ending what they left behind."""
@@ -228,9 +270,13 @@ class Nursery:
             end_session(pid)
             _, status, used = os.wait4(pid, 0)
             if pid in self.ranks:
-                del self.ranks[pid]
+                job = self.ranks.pop(pid)
+                self.idle.discard(pid)
+                if pid in self.kept:
+                    self.kept.pop(pid).close()
                 self.send(
                     {
+                        "job": job,
                         "exit": pid,
                         "status": os.waitstatus_to_exitcode(status),
                         "peak_bytes": used.ru_maxrss * MAXRSS_BYTES,

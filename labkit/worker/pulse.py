@@ -60,28 +60,34 @@ TERMINATE = ctypes.CFUNCTYPE(None)
 class PulseWriter:
     """Writes `rank-N.pulse` from a thread of its own until the process ends."""
 
-    def __init__(
-        self, run_dir: Path, rank: int, started_at: float, origin: float
-    ) -> None:
-        """Start writing.
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.lock = threading.Lock()
+        self.main = threading.main_thread().ident
+        self.fd: int | None = None
+
+    def begin(self, run_dir: Path, started_at: float, origin: float) -> None:
+        """Write for a run from now on.
 
         Args:
             run_dir: the run's directory.
-            rank: this rank.
             started_at: when the run was started, seconds since the epoch.
             origin: the same on time.perf_counter.
         """
-        self.started_at = started_at
-        self.origin = origin
-        self.joined_at = time.time()  # older collectives belong to nobody
-        self.state = JOINING
-        self.worker: Worker | None = None
-        self.raised_in: FrameType | None = None  # the innermost frame of its error
-        self.lock = threading.Lock()
-        path = run_dir / f"rank-{rank}.pulse"
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.main = threading.main_thread().ident
+        before = self.fd
+        with self.lock:
+            self.started_at = started_at
+            self.origin = origin
+            self.began_at = time.time()  # older collectives are not this run's
+            self.state = JOINING
+            self.worker: Worker | None = None
+            self.raised_in: FrameType | None = None  # the innermost frame of its error
+            path = run_dir / f"rank-{self.rank}.pulse"
+            self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.write()
+        if before is not None:
+            os.close(before)
+            return
         threading.Thread(target=self.beat, name="labkit pulse", daemon=True).start()
         self.write_at_abort()
 
@@ -113,7 +119,7 @@ class PulseWriter:
     def take(self) -> Pulse:
         frame = self.raised_in or sys._current_frames().get(self.main)
         worker = self.worker
-        calls = recorded_calls(self.started_at, self.joined_at)
+        calls = recorded_calls(self.started_at, self.began_at)
         return Pulse(
             time_s=time.perf_counter() - self.origin,
             state=self.state,
@@ -149,12 +155,12 @@ class PulseWriter:
         self.terminate_before = set_terminate(address)
 
 
-def recorded_calls(started_at: float, joined_at: float) -> list[Call]:
+def recorded_calls(started_at: float, began_at: float) -> list[Call]:
     """The collectives in the flight recorder, oldest first."""
     calls = []
     for entry in flight_record():
         called_at = entry["time_created_ns"] / 1e9
-        if called_at < joined_at or entry.get("is_p2p"):
+        if called_at < began_at or entry.get("is_p2p"):
             continue
         name = entry["process_group"][0]
         calls.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,18 +30,25 @@ class Worker:
         rank: this process's number, 0 to `world_size` - 1.
         world_size: number of processes in the run.
         local_rank: number of this process on its machine.
+        state: yours to keep things in; with `lk.Ranks` it lasts from call to call.
         step: of the last log, -1 before the first.
         num_logs: how many logs there were.
         device: where this rank's tensors belong, `cuda:N` or `cpu`.
     """
 
     def __init__(
-        self, rank: int, world_size: int, device: torch.device, emitter: Emitter
+        self,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        emitter: Emitter,
+        state: SimpleNamespace,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.local_rank = rank
         self.device = device
+        self.state = state
         self.step = -1
         self._emitter = emitter
         self._memory = MemoryProbe(device)

@@ -297,3 +297,83 @@ def test_the_kernels_environment_is_unchanged(kernel):
     kernel.run("lk.launch(lambda worker: os.environ.update(X='1'), ranks=2)")
     assert value(kernel, "before == dict(os.environ)") is True
     assert "X" not in os.environ
+
+
+# Persistent ranks
+
+
+def test_a_ranks_cell_shows_each_rank_in_its_own_place(kernel):
+    kernel.run("ranks = lk.Ranks(3)")
+    cell = kernel.run(
+        "%%ranks\nx = 10 * worker.rank\nprint('here', worker.rank)\nx + 1"
+    )
+    assert cell.error is None, cell.error
+    assert last_texts(cell) == [
+        f"rank {rank}\n  here {rank}\n  Out: {10 * rank + 1}" for rank in range(3)
+    ]
+    again = kernel.run("%%ranks 0,2\nt = torch.tensor(x)\nt")
+    assert last_texts(again) == [
+        "rank 0\n  Out: tensor(0)",
+        "rank 2\n  Out: tensor(20)",
+    ]
+    keeps = value(kernel, "ranks.run(lambda worker: worker.state.x).results[2]")
+    assert keeps == 20
+    kernel.run("ranks.close()")
+
+
+def last_texts(cell) -> list[str]:
+    return sorted(
+        {bundle["text/plain"].splitlines()[0]: bundle["text/plain"]
+         for bundle in cell.updates}.values()
+    )  # fmt: skip
+
+
+def test_an_error_in_a_ranks_cell_shows_its_line_and_keeps_the_ranks(kernel):
+    kernel.run("ranks = lk.Ranks(2)")
+    cell = kernel.run("%%ranks\ny = 1\n1 / worker.rank")
+    number = value(kernel, "len(In)") - 2
+    text = "\n".join(cell.error)
+    assert f'File "Cell In[{number}]", line 3' in text
+    assert "ZeroDivisionError" in text
+    assert "labkit/" not in text
+    assert "the ranks and their state were kept" in cell.stdout
+    assert last_texts(kernel.run("%%ranks 0\ny"))[0] == "rank 0\n  Out: 1"
+    kernel.run("ranks.close()")
+
+
+def test_the_stop_button_in_a_ranks_cell_keeps_the_ranks(kernel):
+    kernel.run("ranks = lk.Ranks(2)")
+    kernel.run("%%ranks\nkept = 7")
+    request = kernel.send(
+        "%%ranks\nimport time\nprint('go')\nwhile True: time.sleep(0.01)"
+    )
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=60)
+        if "go" in message["content"].get("data", {}).get("text/plain", ""):
+            break
+    kernel.interrupt()
+    cell = kernel.collect(request)
+    assert cell.error is None, cell.error
+    assert "stopped by you" in cell.stdout
+    assert "kept" in cell.stdout
+    assert last_texts(kernel.run("%%ranks 1\nkept"))[0] == "rank 1\n  Out: 7"
+    kernel.run("ranks.close()")
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%%ranks 0,5\n1", "give ranks from 0 to 1"),
+        ("%%ranks all\n1", "give ranks from 0 to 1"),
+        ("%%ranks\nx = (", "SyntaxError"),
+    ],
+)
+def test_a_wrong_ranks_cell_is_refused_in_the_kernel(kernel, cell, words):
+    kernel.run("ranks = lk.Ranks(2)")
+    assert words in "\n".join(kernel.run(cell).error)
+    kernel.run("ranks.close()")
+
+
+def test_a_ranks_cell_without_ranks_says_what_to_do(kernel):
+    kernel.run("%load_ext labkit")
+    assert "run `ranks = lk.Ranks(4)` first" in kernel.run("%%ranks\n1").error[-1]

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from labkit.core.errors import StartFailed
 from labkit.driver.engines.environment import rank_environment
 
+INTERRUPT_S = 1.0  # after which kept ranks that are still at work are ended
 START_S = 120.0  # importing torch takes seconds, on a cold network disk many more
 NURSERY_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -39,6 +40,7 @@ class Nursery:
         self.buffer = b""
         self.lock = threading.Lock()
         self.num_jobs = 0
+        self.jobs: dict[int, RankProcesses] = {}  # those that still have processes
         # Each launch brings the environment of its own time; this one is for imports.
         environment = rank_environment()
         with theirs:
@@ -69,15 +71,15 @@ class Nursery:
             except OSError as error:
                 raise self.lost() from error
 
-    def receive(self, timeout: float) -> list[dict[str, Any]]:
-        """Messages that have arrived, waiting at most `timeout` seconds for one.
+    def receive(self, timeout: float) -> None:
+        """Hand out the messages that have come, waiting `timeout` seconds for one.
 
         Raises:
             StartFailed: the nursery has ended.
         """
         ready, _, _ = select.select([self.control], [], [], timeout)
         if not ready:
-            return []
+            return
         try:
             data = self.control.recv(65536)
         except ConnectionResetError:
@@ -85,7 +87,10 @@ class Nursery:
         if not data:
             raise self.lost()
         *lines, self.buffer = (self.buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        for line in lines:
+            message = json.loads(line)
+            if message.get("job") in self.jobs:  # else it has been given up
+                self.jobs[message["job"]].take(message)
 
     def lost(self) -> StartFailed:
         """The error for a nursery that has ended, with its last words."""
@@ -131,17 +136,17 @@ class LocalEngine:
                 self.nursery = Nursery()
             return self.nursery
 
-    def start(self, num_ranks: int, job: BinaryIO) -> RankProcesses:
-        """Fork `num_ranks` ranks that read `job`.
+    def start(self, num_ranks: int, job: BinaryIO, keep: bool = False) -> RankProcesses:
+        """Fork `num_ranks` ranks that read `job`; `keep` them for further jobs.
 
         Raises:
             StartFailed: the nursery or a rank did not come up.
         """
         nursery = self.warm()
         nursery.num_jobs += 1
-        request = {"fork": num_ranks, "job": nursery.num_jobs}
+        request = {"fork": num_ranks, "job": nursery.num_jobs, "keep": keep}
         nursery.send(request, (job.fileno(),))
-        return RankProcesses(nursery, nursery.num_jobs)
+        return RankProcesses(nursery, nursery.num_jobs, keep)
 
     def close(self) -> None:
         with self.lock:
@@ -151,27 +156,66 @@ class LocalEngine:
 
 
 class RankProcesses:
-    """The processes of one run: how they ended, and the means to end them."""
+    """The processes of a job: how they ended, and the means to end them.
 
-    def __init__(self, nursery: Nursery, job: int) -> None:
+    Ranks that are kept do one job after another; each is over when all are done.
+    """
+
+    def __init__(self, nursery: Nursery, job: int, keep: bool) -> None:
         self.nursery = nursery
         self.job = job  # its number, counted by the nursery's life
+        self.keep = keep
         self.asked_at = time.monotonic()
         self.pids: list[int] | None = None  # None until the nursery has answered
+        self.error: str | None = None  # why the nursery could not fork
+        self.done: set[int] = set()  # process ids of kept ranks that wait for more
         self.statuses: dict[int, int] = {}  # by rank, as os.waitstatus_to_exitcode
         self.peak_bytes: dict[int, int] = {}  # of those that have ended
+        self.interrupted_at: float | None = None
         self.kill_asked = False
+        nursery.jobs[job] = self
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it runs, nor will.
+        """Whether nothing of it works, nor will.
 
         A nursery that still imports has forked nothing, and a kill that waits there
         ends ranks before they begin; so nobody needs to wait for its imports.
         """
         if self.pids is None:
             return self.kill_asked
-        return len(self.statuses) == len(self.pids)
+        return len(self.statuses) + len(self.done) == len(self.pids)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self.kill_asked or self.interrupted_at is not None
+
+    @property
+    def usable(self) -> bool:
+        """Whether every rank waits for a further job."""
+        return bool(
+            self.keep
+            and self.nursery.alive
+            and not self.kill_asked
+            and self.pids
+            and len(self.done) == len(self.pids)
+        )
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Note what the nursery says of this job."""
+        if "pids" in message:
+            self.pids, self.error = message["pids"], message["error"]
+        elif "done" in message:
+            self.done.add(message["done"])
+        else:
+            pid = message["exit"]
+            rank = self.pids.index(pid)
+            self.done.discard(pid)
+            self.statuses[rank] = message["status"]
+            self.peak_bytes[rank] = message["peak_bytes"]
+            if len(self.statuses) == len(self.pids):
+                del self.nursery.jobs[self.job]
 
     def poll(self, timeout: float) -> None:
         """Take in what the nursery reports, waiting at most `timeout` seconds.
@@ -179,26 +223,35 @@ class RankProcesses:
         Raises:
             StartFailed: the nursery ended, could not fork, or does not answer.
         """
-        for message in self.nursery.receive(timeout):
-            if message.get("job") == self.job:
-                self.pids = message["pids"]
-                if message["error"]:
-                    self.kill()
-                    raise StartFailed(
-                        f"{message['error']}. Ask for fewer ranks, or raise the limit"
-                    )
-            elif "exit" in message and message["exit"] in (self.pids or ()):
-                rank = self.pids.index(message["exit"])
-                self.statuses[rank] = message["status"]
-                self.peak_bytes[rank] = message["peak_bytes"]
+        self.nursery.receive(timeout)
+        if self.error is not None:
+            self.kill()
+            raise StartFailed(f"{self.error}. Ask for fewer ranks, or raise the limit")
         if self.pids is None and time.monotonic() - self.asked_at > START_S:
             self.kill()
             raise StartFailed(
                 f"the nursery has not imported torch within {START_S:.0f} s; "
                 "see whether `import torch` works in this kernel"
             )
+        if self.interrupted_at is not None and not (self.ended or self.kill_asked):
+            if time.monotonic() - self.interrupted_at > INTERRUPT_S:
+                self.kill()
+
+    def again(self, job: BinaryIO) -> None:
+        """Give kept ranks, which must be usable, another job."""
+        self.done.clear()
+        self.interrupted_at = None
+        self.nursery.send({"again": self.job}, (job.fileno(),))
+
+    def stop(self) -> None:
+        """End the job: ranks that are kept are interrupted first, and so may stay."""
+        if self.keep and self.pids and not self.statuses:
+            self.interrupted_at = time.monotonic()
+            self.nursery.send({"interrupt": self.job})
+        else:
+            self.kill()
 
     def kill(self) -> None:
-        """End every rank of this run that has not ended, and all that it started."""
+        """End every rank that has not ended, and all that it started."""
         self.kill_asked = True
         self.nursery.send({"kill": self.job})
