@@ -10,6 +10,7 @@ import functools
 import os
 import shutil
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from labkit.core.checks import one_of
 from labkit.core.errors import RankFailed
 from labkit.core.hardware import GiB, Hardware
 from labkit.driver import backend, directory, installed, machine, setup, trial
-from labkit.driver.engines.environment import RENDEZVOUS_NAMES
+from labkit.driver.engines.environment import stale_names
 from labkit.view import table
 
 STATUSES = ("ok", "warning", "failed", "skipped")
@@ -186,7 +187,7 @@ def check_disk(hardware: Hardware) -> Found:
 
 
 def check_environment(hardware: Hardware) -> Found:
-    names = ", ".join(sorted(RENDEZVOUS_NAMES & set(os.environ)))
+    names = ", ".join(stale_names())
     found = f"{names}: left over and harmless, as ranks do not get them"
     return "ok", found if names else "nothing left over from another launcher", ""
 
@@ -199,7 +200,9 @@ def check_all_reduce(name: str, device: str, hardware: Hardware) -> Found:
         return "skipped", f"not tried: {why}", ""
     if foreign_owner() is not None:  # a run there would get in its owner's way
         return "skipped", "not tried: the folder of runs is not yours", ""
-    return trial.try_all_reduce(name, device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to say has a row of its own
+        return trial.try_all_reduce(name, device)
 
 
 REMEDIES = {

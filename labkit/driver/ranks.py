@@ -20,7 +20,8 @@ from labkit.driver import launcher, magic, ship
 from labkit.driver.call import check_call, run_name
 from labkit.driver.engines.local import RankProcesses
 from labkit.driver.interrupt import Interrupts
-from labkit.driver.launcher import LAUNCHER, Request
+from labkit.driver.launcher import LAUNCHER
+from labkit.driver.request import Request, current_directory, prepare
 from labkit.driver.run import Run
 
 KEPT = "the ranks and their state were kept"
@@ -52,7 +53,7 @@ class Ranks:
         Raises:
             ValueError, TypeError: as for `lk.launch`.
         """
-        self._request = launcher.prepare(
+        self._request = prepare(
             magic.idle, ranks, (), None, backend, device, stall_s, None, "ranks"
         )
         self.ranks = self._request.spec.ranks
@@ -142,7 +143,7 @@ class Ranks:
         spec = dataclasses.replace(
             self._request.spec, name=name, timeout_s=timeout_s, started_at=time.time()
         )
-        directory = launcher.current_directory()
+        directory = current_directory()
         return dataclasses.replace(
             self._request, spec=spec, directory=directory, **changes
         )

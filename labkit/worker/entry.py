@@ -14,8 +14,6 @@ that matters is on disk by then.
 
 from __future__ import annotations
 
-import ctypes
-import datetime
 import faulthandler
 import json
 import linecache
@@ -40,14 +38,12 @@ from labkit.core.spec import LaunchSpec
 from labkit.worker import deliver
 from labkit.worker.cell import run_cell
 from labkit.worker.emit import Emitter
+from labkit.worker.join import join, up, wait_for_peers
+from labkit.worker.output import buffer_lines_of_c, flush_output, redirect_output
 from labkit.worker.pulse import PulseWriter
-from labkit.worker.rendezvous import RunStore
 from labkit.worker.worker import Worker
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-LINE_BUFFERED = 1  # _IOLBF of stdio.h
-BACKSTOP_S = 10
-STREAMS: list[TextIO] = []
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -175,43 +171,6 @@ def end_with_nursery(alive_fd: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def redirect_output(path: Path) -> None:
-    """Point descriptors 0 at nothing, 1 and 2 at the log, written line by line."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    if STREAMS:  # of an earlier job; they write to the same descriptors
-        sys.stdout, sys.stderr = STREAMS
-        return
-    text = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace"}
-    STREAMS[:] = (
-        open(1, "w", closefd=False, **text),
-        open(2, "w", closefd=False, **text),
-    )
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = STREAMS
-
-
-def buffer_lines_of_c() -> None:
-    """C's own stdout would keep what it prints to a file until there is much of it."""
-    libc = ctypes.CDLL(None)
-    stdout = "__stdoutp" if sys.platform == "darwin" else "stdout"
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, stdout), None, LINE_BUFFERED, 0)
-
-
-def flush_output() -> None:
-    """Write out whatever Python and C still hold in their buffers."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass  # the function closed or replaced it; its own flush was its own
-    ctypes.CDLL(None).fflush(None)
-
-
 def adopt_kernel(header: dict[str, Any], rank: int, ranks: int) -> None:
     """Take over environment, directory, module path and cell sources of the kernel."""
     numbers = {
@@ -237,59 +196,6 @@ def replace_environment(environment: dict[str, str]) -> None:
     for name, value in environment.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def join(rank: int, spec: LaunchSpec, run_dir: Path) -> tuple[torch.device, dist.Store]:
-    """Choose the device and form the process group."""
-    torch.set_num_threads(spec.threads)
-    if spec.device == "cuda":
-        # Before the group forms: NCCL binds to the current device.
-        device = torch.device("cuda", rank % spec.num_gpus)
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
-    # The driver ends a run that is stalled, and says why; this limit is behind that.
-    limit = datetime.timedelta(seconds=spec.stall_s + BACKSTOP_S)
-    store = RunStore(str(run_dir / "rendezvous"), spec.ranks, limit)
-    dist.init_process_group(
-        spec.backend,
-        store=store,
-        rank=rank,
-        world_size=spec.ranks,
-        timeout=limit,
-        device_id=device if spec.backend == "nccl" else None,
-    )
-    return device, store
-
-
-def up(device: torch.device) -> dict[str, Any]:
-    """What a rank says of itself when it has joined."""
-    found = {"pid": os.getpid(), "device": str(device), "torch": torch.__version__}
-    if device.type == "cuda":
-        found["device_name"] = torch.cuda.get_device_name(device)
-    return found
-
-
-def wait_for_peers(store: dist.Store, spec: LaunchSpec, rank: int) -> None:
-    """Stay until every rank has finished: a peer could be hurt by this rank's end.
-
-    With gloo, a peer that is still connecting (a new group forms on one side earlier
-    than on the other) would fail with "connection closed". With NCCL, a peer may still
-    read this rank's GPU memory. The store is the rank's own: the function may have
-    destroyed the process group.
-    """
-    announce(store, "finished", rank)
-    await_all(store, "finished", spec.ranks)
-
-
-def announce(store: dist.Store, what: str, rank: int) -> None:
-    store.set(f"labkit/{what}/{rank}", "1")
-
-
-def await_all(store: dist.Store, what: str, ranks: int) -> None:
-    """Wait until every rank has announced it; the driver ends us if one cannot."""
-    keys = [f"labkit/{what}/{rank}" for rank in range(ranks)]
-    store.wait(keys, datetime.timedelta(days=1))
 
 
 def describe(error: BaseException, step: int | None) -> events.Event:

@@ -191,7 +191,9 @@ def test_stale_rendezvous_variables_do_no_harm(monkeypatch):
     for name, value in stale.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    run = launch(lambda worker: (os.environ["RANK"], os.environ["WORLD_SIZE"]))
+    names = "MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE are set here"
+    with pytest.warns(UserWarning, match=names):
+        run = launch(lambda worker: (os.environ["RANK"], os.environ["WORLD_SIZE"]))
     assert dict(run.results) == {0: ("0", "2"), 1: ("1", "2")}
     assert dict(os.environ) == before
 

@@ -283,6 +283,37 @@ def test_ranks_end_when_the_kernel_is_restarted(folder):
         assert wait_until_gone(pids) == []
 
 
+def test_ranks_end_when_the_kernel_is_shut_down(folder):
+    with started(folder) as kernel:
+        kernel.run("import labkit as lk\nfrom time import sleep as worker_rest")
+        kernel.run(ENDLESS + "run = lk.start(endless, ranks=2)")
+        while not (pids := value(kernel, "run.monitor.processes.pids")):
+            continue
+        pids.append(value(kernel, "run.monitor.processes.nursery.process.pid"))
+        kernel.manager.shutdown_kernel()
+        assert wait_until_gone(pids) == []
+
+
+def test_what_a_started_run_prints_stays_under_its_own_cell(kernel, folder):
+    kernel.run(
+        "def talk(worker):\n"
+        "    import os\n"
+        "    for number in range(3):\n"
+        "        while not os.path.exists(f'go-{number}'): worker_rest(0.01)\n"
+        "        print('said', number)\n"
+    )
+    request = kernel.send("run = lk.start(talk, ranks=1)")
+    own = kernel.collect(request)
+    for number in range(3):
+        (folder / f"go-{number}").touch()
+        cell = kernel.run(f"print('cell {number}')\nworker_rest(0.3)")
+        assert cell.stdout == f"cell {number}\n"
+        assert cell.displays == cell.updates == []
+    after = kernel.run("run.wait().logs(0)")
+    assert after.result == repr("said 0\nsaid 1\nsaid 2\n")
+    assert own.error is None
+
+
 def test_works_after_parallel_maths_in_the_kernel(kernel):
     kernel.run(
         "import torch, numpy as np\n"

@@ -220,3 +220,105 @@ def test_waiting_ranks_end_with_the_kernel():
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 3
     assert wait_until_gone(pids) == []
+
+
+STUCK = """
+import ctypes, json, os, sys
+import labkit as lk
+
+def hold(worker):
+    print(os.getpid(), flush=True)
+    ctypes.PyDLL(None).sleep(600)  # C code that never lets go of the interpreter
+
+{begin}
+pids = [int(run.monitor.lines.get(timeout=60).split()[-1]) for _ in range(2)]
+print(json.dumps(pids), flush=True)
+sys.stdin.read()
+"""
+START = "run = lk.start(hold, ranks=2)"
+KEEP = """
+import threading, time
+ranks = lk.Ranks(2)
+threading.Thread(target=ranks.run, args=[hold], daemon=True).start()
+while ranks.last is None or not ranks.last.monitor.processes.pids: time.sleep(0.01)
+pids = ranks.last.monitor.processes.pids
+print(json.dumps(pids), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("begin", [START, KEEP], ids=["start", "kept"])
+def test_ranks_that_are_stuck_in_c_end_with_a_killed_kernel(begin):
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(begin=begin)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        pids = json.loads(process.stdout.readline())
+        assert len(pids) == 2
+        process.kill()
+    assert wait_until_gone(pids) == []
+
+
+def test_a_rank_that_is_stuck_in_c_is_stopped():
+    import ctypes
+
+    def hold(worker):
+        print("there", flush=True)
+        ctypes.PyDLL(None).sleep(600)
+
+    run = lk.start(hold, ranks=2)
+    for _ in range(2):
+        assert "there" in run.monitor.lines.get(timeout=60)
+    run.stop()
+    assert run.wait().status == "stopped"
+    assert wait_until_gone(run.monitor.processes.pids) == []
+
+
+def test_children_of_a_rank_end_with_a_failure():
+    def work(worker):
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        print(subprocess.Popen(sleep).pid, flush=True)
+        if worker.rank == 1:
+            raise ValueError("boom")
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    with pytest.raises(lk.RankFailed, match="boom"):
+        lk.launch(work, ranks=2)
+    run = lk.runs()[0]
+    children = [int(run.logs(rank)) for rank in range(2)]
+    assert wait_until_gone(children) == []
+
+
+# What ranks leave open to others
+
+
+def test_ranks_listen_on_loopback_alone():
+    def look(worker):
+        import torch.distributed as dist
+
+        dist.barrier()
+        found = psutil.Process().net_connections("inet")
+        dist.barrier()
+        return [one.laddr.ip for one in found]
+
+    addresses = lk.launch(look, ranks=2).results
+    assert set(addresses[0] + addresses[1]) <= {"127.0.0.1", "::1"}
+
+
+NO_NAME = (
+    "hostname no-such-host.invalid && exec {python} -c 'import labkit as lk; "
+    "print(lk.launch(lambda worker: worker.rank, ranks=2).results[1])'"
+)
+
+
+def test_a_host_name_that_does_not_resolve_does_not_matter():
+    command = ["unshare", "--uts", "sh", "-c", NO_NAME.format(python=sys.executable)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip("no namespace for another host name may be made here")
+    assert done.stdout == "1\n", done.stderr

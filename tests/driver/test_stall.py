@@ -82,6 +82,41 @@ def test_a_rank_that_finished_early():
     assert "lengths must match (9 vs 10)" in error.verdict
 
 
+def test_data_that_ends_earlier_on_one_rank():
+    class Stream(torch.utils.data.IterableDataset):
+        def __init__(self, length):
+            self.length = length
+
+        def __iter__(self):
+            return (torch.ones(4) for _ in range(self.length))
+
+    def train(worker):
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        data = Stream(100 if worker.rank == 0 else 90)
+        for batch in torch.utils.data.DataLoader(data, batch_size=10):
+            loss = model(batch).sum()
+            loss.backward()
+            worker.log(loss=loss)
+
+    assert "if rank 1 ran out of data, lengths must match (9 vs 10)" in (
+        stalled(train).verdict
+    )
+
+
+def test_a_sampler_that_pads_lets_every_rank_finish():
+    def train(worker):
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        data = torch.ones(101, 4)
+        loader = DataLoader(data, batch_size=10, sampler=DistributedSampler(data))
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        for batch in loader:
+            model(batch).sum().backward()
+        return len(loader)
+
+    assert dict(lk.launch(train, 2).results) == {0: 6, 1: 6}
+
+
 def test_early_stop_on_rank_0_only():
     def train(worker):
         model = DistributedDataParallel(torch.nn.Linear(4, 1))
@@ -149,6 +184,27 @@ def test_state_dict_on_rank_0_only():
     assert "(state_dict), but rank 1 has not come to it" in verdict
     assert "every rank must call it" in verdict
     assert "stall_s=2 seconds" in verdict
+
+
+def test_a_state_dict_that_every_rank_gathers_loads_into_a_plain_model():
+    def save(worker):
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+        )
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        fully_shard(model)
+        output = model(torch.ones(1, 4))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(model, options=options), output.detach()
+
+    weights, output = lk.launch(save, 2).results[0]
+    plain = torch.nn.Linear(4, 2)
+    plain.load_state_dict(weights)
+    assert torch.equal(plain(torch.ones(1, 4)).detach(), output)
 
 
 def test_a_receive_without_a_send():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,13 @@ from labkit.worker.worker import WARMUP_LOGS, Worker
 
 @pytest.fixture
 def worker(tmp_path):
-    return Worker(0, 1, torch.device("cpu"), Emitter(tmp_path, 0, started_at=0.0))
+    return Worker(
+        0,
+        1,
+        torch.device("cpu"),
+        Emitter(tmp_path, 0, started_at=0.0),
+        SimpleNamespace(),
+    )
 
 
 @pytest.fixture

@@ -26,6 +26,11 @@ RENDEZVOUS_NAMES = frozenset(
 )
 
 
+def stale_names() -> list[str]:
+    """Variables of another launcher that this process has and ranks do not get."""
+    return sorted(RENDEZVOUS_NAMES.intersection(os.environ))
+
+
 def rank_environment() -> dict[str, str]:
     """A copy of this process's environment without what would mislead ranks."""
     environment = {

@@ -1,158 +1,20 @@
 """Starts ranks on this machine, by asking the nursery to fork them.
 
-The nursery (`labkit.worker.nursery`) is a process of its own; this is the kernel's end
-of the socket to it. One run at a time uses it.
+One nursery serves all; what it says is handed to the job that it speaks of.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
-import os
-import select
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from typing import Any, BinaryIO
 
 from labkit.core.errors import StartFailed
-from labkit.driver.engines.environment import rank_environment
+from labkit.driver.engines.nursery import Nursery
 
 INTERRUPT_S = 1.0  # after which kept ranks that are still at work are ended
 START_S = 120.0  # importing torch takes seconds, on a cold network disk many more
-NURSERY_CODE = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from labkit.worker.nursery import main; main(int(sys.argv[1]))"
-)
-
-
-class Nursery:
-    """The kernel's end of the socket to one nursery process."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.control = ours
-        self.owner_pid = os.getpid()
-        self.stderr = tempfile.TemporaryFile()
-        self.buffer = b""
-        self.lock = threading.Lock()
-        self.num_jobs = 0
-        self.jobs: dict[int, RankProcesses] = {}  # those that still have processes
-        # Each launch brings the environment of its own time; this one is for imports.
-        environment = rank_environment()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", NURSERY_CODE, str(theirs.fileno()),
-                 json.dumps([entry for entry in sys.path if isinstance(entry, str)])],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self.stderr,
-                stderr=self.stderr,
-                env=environment,
-                start_new_session=True,  # the kernel's interrupt must not reach it
-            )  # fmt: skip
-
-    @property
-    def alive(self) -> bool:
-        """Whether it runs and belongs to this process, not to one that forked us."""
-        return self.owner_pid == os.getpid() and self.process.poll() is None
-
-    def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        with self.lock:
-            try:
-                if descriptors:
-                    socket.send_fds(self.control, [data], list(descriptors))
-                else:
-                    self.control.sendall(data)
-            except OSError as error:
-                raise self.lost() from error
-
-    def receive(self, timeout: float) -> None:
-        """Hand out the messages that have come, waiting `timeout` seconds for one.
-
-        Raises:
-            StartFailed: the nursery has ended.
-        """
-        ready, _, _ = select.select([self.control], [], [], timeout)
-        if not ready:
-            return
-        try:
-            data = self.control.recv(65536)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise self.lost()
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if message.get("job") in self.jobs:  # else it has been given up
-                self.jobs[message["job"]].take(message)
-
-    def lost(self) -> StartFailed:
-        """The error for a nursery that has ended, with its last words."""
-        try:
-            status = self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            status = "unknown"
-        self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - 2000))
-        words = self.stderr.read().decode(errors="replace").strip()
-        return StartFailed(
-            f"the nursery, from which ranks are forked, ended (exit status {status}). "
-            f"The next launch starts a new one. Its last output: {words or 'none'}"
-        )
-
-    def close(self) -> None:
-        """Close our end; the nursery ends what it started, then itself."""
-        self.control.close()
-        self.stderr.close()
-        if self.owner_pid == os.getpid():  # else it is the nursery of our parent
-            self.process.terminate()  # it may be in the middle of its imports
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-
-class LocalEngine:
-    """Keeps one nursery and starts ranks from it."""
-
-    def __init__(self) -> None:
-        self.nursery: Nursery | None = None
-        self.lock = threading.Lock()
-        atexit.register(self.close)
-
-    def warm(self) -> Nursery:
-        """The running nursery, started if there is none; does not wait for it."""
-        with self.lock:
-            if self.nursery is not None and not self.nursery.alive:
-                self.nursery.close()
-                self.nursery = None
-            if self.nursery is None:
-                self.nursery = Nursery()
-            return self.nursery
-
-    def start(self, num_ranks: int, job: BinaryIO, keep: bool = False) -> RankProcesses:
-        """Fork `num_ranks` ranks that read `job`; `keep` them for further jobs.
-
-        Raises:
-            StartFailed: the nursery or a rank did not come up.
-        """
-        nursery = self.warm()
-        nursery.num_jobs += 1
-        request = {"fork": num_ranks, "job": nursery.num_jobs, "keep": keep}
-        nursery.send(request, (job.fileno(),))
-        return RankProcesses(nursery, nursery.num_jobs, keep)
-
-    def close(self) -> None:
-        with self.lock:
-            if self.nursery is not None:
-                self.nursery.close()
-                self.nursery = None
 
 
 class RankProcesses:
@@ -255,3 +117,40 @@ class RankProcesses:
         """End every rank that has not ended, and all that it started."""
         self.kill_asked = True
         self.nursery.send({"kill": self.job})
+
+
+class LocalEngine:
+    """Keeps one nursery and starts ranks from it."""
+
+    def __init__(self) -> None:
+        self.nursery: Nursery | None = None
+        self.lock = threading.Lock()
+        atexit.register(self.close)
+
+    def warm(self) -> Nursery:
+        """The running nursery, started if there is none; does not wait for it."""
+        with self.lock:
+            if self.nursery is not None and not self.nursery.alive:
+                self.nursery.close()
+                self.nursery = None
+            if self.nursery is None:
+                self.nursery = Nursery()
+            return self.nursery
+
+    def start(self, num_ranks: int, job: BinaryIO, keep: bool = False) -> RankProcesses:
+        """Fork `num_ranks` ranks that read `job`; `keep` them for further jobs.
+
+        Raises:
+            StartFailed: the nursery or a rank did not come up.
+        """
+        nursery = self.warm()
+        nursery.num_jobs += 1
+        request = {"fork": num_ranks, "job": nursery.num_jobs, "keep": keep}
+        nursery.send(request, (job.fileno(),))
+        return RankProcesses(nursery, nursery.num_jobs, keep)
+
+    def close(self) -> None:
+        with self.lock:
+            if self.nursery is not None:
+                self.nursery.close()
+                self.nursery = None
