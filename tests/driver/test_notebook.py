@@ -308,7 +308,9 @@ def test_what_a_started_run_prints_stays_under_its_own_cell(kernel, folder):
         (folder / f"go-{number}").touch()
         cell = kernel.run(f"print('cell {number}')\nworker_rest(0.3)")
         assert cell.stdout == f"cell {number}\n"
-        assert cell.displays == cell.updates == []
+        # an update names the place that it is for, which is in the first cell
+        assert cell.displays == []
+    assert len(own.displays) == 3  # the Stop button, the figure, the lines
     after = kernel.run("run.wait().logs(0)")
     assert after.result == repr("said 0\nsaid 1\nsaid 2\n")
     assert own.error is None
