@@ -157,7 +157,7 @@ class Ranks:
         if self._processes:
             (processes,) = self._processes
             if processes.nursery.alive:
-                processes.poll(0)  # what happened to them since the last call
+                processes.look()
             if processes.usable:
                 processes.again(job)
                 return processes

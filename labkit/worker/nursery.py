@@ -7,6 +7,7 @@ only the kernel holds:
 
     {"fork": 4, "job": 7, "keep": false} with a descriptor    ranks for a job
     {"again": 7} with a descriptor     the next job for ranks that were kept
+    {"look": 7}                        reports ends, then `{"job": 7, "looked": true}`
     {"interrupt": 7}                   SIGINT to each rank of job 7
     {"kill": 7}                        SIGKILL to the session of each
 
@@ -153,6 +154,9 @@ class Nursery:
                 self.start(**request, job_fd=self.descriptors.pop(0))
             elif "again" in request:
                 self.start_again(request["again"], self.descriptors.pop(0))
+            elif "look" in request:
+                self.reap()
+                self.send({"job": request["look"], "looked": True})
             elif "interrupt" in request:
                 for pid in self.ranks_of(request["interrupt"]):
                     os.kill(pid, signal.SIGINT)

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 from labkit.core.errors import StartFailed
 from labkit.driver.engines.nursery import Nursery
 
+LOOK_S = 5.0  # for the nursery's answer, which comes at once
+POLL_S = 0.1
 INTERRUPT_S = 1.0  # after which kept ranks that are still at work are ended
 START_S = 120.0  # importing torch takes seconds, on a cold network disk many more
 
@@ -33,6 +35,7 @@ class RankProcesses:
         self.done: set[int] = set()  # process ids of kept ranks that wait for more
         self.statuses: dict[int, int] = {}  # by rank, as os.waitstatus_to_exitcode
         self.peak_bytes: dict[int, int] = {}  # of those that have ended
+        self.looked = False  # whether the nursery has answered `look`
         self.interrupted_at: float | None = None
         self.kill_asked = False
         nursery.jobs[job] = self
@@ -68,6 +71,8 @@ class RankProcesses:
         """Note what the nursery says of this job."""
         if "pids" in message:
             self.pids, self.error = message["pids"], message["error"]
+        elif "looked" in message:
+            self.looked = True
         elif "done" in message:
             self.done.add(message["done"])
         else:
@@ -76,8 +81,6 @@ class RankProcesses:
             self.done.discard(pid)
             self.statuses[rank] = message["status"]
             self.peak_bytes[rank] = message["peak_bytes"]
-            if len(self.statuses) == len(self.pids):
-                del self.nursery.jobs[self.job]
 
     def poll(self, timeout: float) -> None:
         """Take in what the nursery reports, waiting at most `timeout` seconds.
@@ -98,6 +101,18 @@ class RankProcesses:
         if self.interrupted_at is not None and not (self.ended or self.kill_asked):
             if time.monotonic() - self.interrupted_at > INTERRUPT_S:
                 self.kill()
+
+    def look(self) -> None:
+        """Learn what has happened to the ranks until now.
+
+        Raises:
+            StartFailed: the nursery has ended.
+        """
+        self.looked = False
+        self.nursery.send({"look": self.job})
+        deadline = time.monotonic() + LOOK_S
+        while not self.looked and time.monotonic() < deadline:
+            self.nursery.receive(POLL_S)
 
     def again(self, job: BinaryIO) -> None:
         """Give kept ranks, which must be usable, another job."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from typing import Any, Protocol
 
 from labkit.core.errors import StartFailed
@@ -38,7 +39,8 @@ class Nursery:
         self.buffer = b""
         self.lock = threading.Lock()
         self.num_jobs = 0
-        self.jobs: dict[int, Job] = {}  # those that still have processes
+        # those that somebody still holds
+        self.jobs: weakref.WeakValueDictionary[int, Job] = weakref.WeakValueDictionary()
         # Each launch brings the environment of its own time; this one is for imports.
         environment = rank_environment()
         with theirs:
@@ -87,8 +89,9 @@ class Nursery:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if message.get("job") in self.jobs:  # else it has been given up
-                self.jobs[message["job"]].take(message)
+            job = self.jobs.get(message.get("job"))
+            if job is not None:  # else it has been given up
+                job.take(message)
 
     def lost(self) -> StartFailed:
         """The error for a nursery that has ended, with its last words."""
