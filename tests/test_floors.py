@@ -12,7 +12,7 @@ PACKAGE = Path(labkit.__file__).parent
 # a package may import inside a function only, to be loaded when it is first used.
 ALLOWED = {
     "core": {"core", "orjson"},
-    "worker": {"core", "worker", "torch", "cloudpickle", "sklearn"},
+    "worker": {"core", "worker", "torch", "numpy", "cloudpickle", "sklearn"},
     "view": {
         "core", "view", "matplotlib", "PIL", "numpy", "IPython", "ipywidgets",
     },

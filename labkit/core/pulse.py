@@ -52,7 +52,8 @@ class Pulse:
         line: where its main thread is in the learner's code, empty when it is not.
         purpose: what it is doing there if known: "gradients", "buffers", "state_dict".
         calls: its last collectives, oldest first.
-        groups: the ranks of each group in `calls`.
+        groups: the ranks of each process group.
+        numbers: how many collectives it has called in each group, all in all.
     """
 
     time_s: float
@@ -64,6 +65,7 @@ class Pulse:
     purpose: str = ""
     calls: list[Call] = dataclasses.field(default_factory=list)
     groups: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    numbers: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def to_line(self) -> bytes:
         return orjson.dumps(self) + b"\n"
@@ -80,6 +82,8 @@ class Pulse:
 
     def last_number(self, group: str) -> int:
         """The number of its last call in a group, 0 when there was none."""
+        if group in self.numbers:
+            return self.numbers[group]
         return max(
             (call.number for call in self.calls if call.group == group), default=0
         )

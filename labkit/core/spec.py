@@ -14,6 +14,7 @@ from labkit.core.checks import one_of, positive_int, positive_seconds
 BACKENDS = ("auto", "nccl", "gloo")
 DEVICES = ("auto", "cuda", "cpu")
 MAX_RANKS = 4096
+MAX_STALL_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,14 @@ class LaunchSpec:
         if positive_int("ranks", self.ranks) > MAX_RANKS:
             raise ValueError(f"ranks must be {MAX_RANKS} or fewer, not {self.ranks}")
         positive_int("threads", self.threads)
-        positive_seconds("stall_s", self.stall_s)
+        if positive_seconds("stall_s", self.stall_s) > MAX_STALL_S:
+            raise ValueError(
+                f"stall_s must be {MAX_STALL_S:g} seconds (a day) or fewer, not "
+                f"{self.stall_s!r}"
+            )
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a text, not {self.name!r}")
+        positive_seconds("started_at", self.started_at)
         if self.timeout_s is not None:
             positive_seconds("timeout_s", self.timeout_s)
         one_of("backend", self.backend, BACKENDS[1:])

@@ -34,8 +34,9 @@ def check_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
     for kind, is_kind in NOT_RUN.items():
         if is_kind(function):
             raise TypeError(
-                f"{function.__name__} is {kind}: a rank would call it and nothing "
-                "would run. Write an ordinary function, and run it from there"
+                f"{getattr(function, '__name__', function)} is {kind}: a rank would "
+                "call it and nothing would run. Write an ordinary function, and run "
+                "it from there"
             )
     try:
         signature = inspect.signature(function)

@@ -62,6 +62,8 @@ class Coroner:
         """
         evidence = words = ""
         what = f"ended without a result (exit status {status})"
+        if status > 0:
+            words = last_words(self.run_dir, rank)
         if status == -signal.SIGKILL:
             what, evidence = self.explain_kill(peak_bytes)
         elif status < 0:

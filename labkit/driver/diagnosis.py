@@ -7,6 +7,7 @@ numbers. Calls are compared by group and number, and the first that differs is n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from labkit.core.pulse import FINISHED, JOINING, Call, Pulse
@@ -16,8 +17,13 @@ SAME_SIZE = frozenset(("all_reduce", "broadcast", "reduce", "all_gather"))
 Pulses = dict[int, Pulse]
 
 
-def disagreement(pulses: Pulses) -> str | None:
-    """The first collective that ranks called differently, None when none is known."""
+def disagreement(pulses: Pulses, *, harmful: bool = False) -> str | None:
+    """The first collective that ranks called differently, None when none is known.
+
+    Args:
+        pulses: what each rank says.
+        harmful: leave out other types of the same size: gloo then just moves bytes.
+    """
     calls: dict[tuple[str, int], dict[int, Call]] = {}
     for rank, pulse in pulses.items():
         for call in pulse.calls:
@@ -26,7 +32,7 @@ def disagreement(pulses: Pulses) -> str | None:
     differing = [
         (min(call.time_s for call in by_rank.values()), by_rank)
         for by_rank in calls.values()
-        if len(set(map(signature, by_rank.values()))) > 1
+        if len({signature(call, harmful) for call in by_rank.values()}) > 1
     ]
     if not differing:
         return None
@@ -43,16 +49,22 @@ def disagreement(pulses: Pulses) -> str | None:
     )
 
 
-def signature(call: Call) -> tuple:
+def signature(call: Call, harmful: bool) -> tuple:
     """What must be equal on all ranks."""
-    sizes = tuple(call.elements) if call.kind in SAME_SIZE else ()
-    return call.kind, sizes, call.dtype if call.kind in SAME_SIZE else ""
+    if call.kind not in SAME_SIZE:
+        return (call.kind,)
+    bits = re.sub(r"\D", "", call.dtype)
+    return call.kind, tuple(call.elements), bits if harmful else call.dtype
 
 
 def left_early(pulses: Pulses) -> str | None:
     """A rank that has finished while others wait for it, None when there is none."""
     for rank, call, absent in absences(pulses):
-        gone = [other for other in absent if pulses[other].state == FINISHED]
+        gone = [
+            other
+            for other in absent
+            if other in pulses and pulses[other].state == FINISHED
+        ]
         if not gone:
             continue
         other = gone[0]
@@ -79,7 +91,7 @@ def absent_peer(pulses: Pulses) -> str | None:
         if not absent:
             continue
         others = "; ".join(
-            f"rank {other} {whereabouts(pulses[other])}" for other in absent
+            f"rank {other} {whereabouts(pulses.get(other))}" for other in absent
         )
         sentence = f"rank {rank} waits in {describe(call, pulses[rank])}, but {others}"
         if pulses[rank].purpose in ("state_dict", "full_tensor", "saving"):
@@ -121,8 +133,8 @@ def absences(pulses: Pulses) -> Iterable[tuple[int, Call, list[int]]]:
             [
                 other
                 for other in members
-                if other in pulses
-                and pulses[other].last_number(call.group) < call.number
+                if other not in pulses
+                or pulses[other].last_number(call.group) < call.number
             ],
         )
 
@@ -180,8 +192,10 @@ def doing(pulse: Pulse, call: Call | None, now_s: float) -> str:
     return pulse.purpose or pulse.state
 
 
-def whereabouts(pulse: Pulse) -> str:
+def whereabouts(pulse: Pulse | None) -> str:
     """What a rank does that is not where others wait for it."""
+    if pulse is None:
+        return "has not begun"
     for call in pulse.calls:
         if call.waiting:
             return f"waits in {describe(call, pulse)}"

@@ -18,6 +18,7 @@ from labkit.driver.request import Request, job_file, prepare
 from labkit.driver.run import Run
 from labkit.driver.telemetry import Telemetry
 
+STOP_S = 3.0  # within which a run that was told to stop has ended
 HandOver = Callable[[BinaryIO], RankProcesses]
 
 
@@ -46,6 +47,8 @@ class Launcher:
 
     def refuse_second(self) -> None:
         run = self.current
+        if run is not None and not run.done and run.monitor.stop_asked:
+            run.monitor.ended.wait(STOP_S)  # it is about to end
         if run is not None and not run.done:
             steps = [run.telemetry.last_step(rank) for rank in range(run.ranks)]
             logged = [step for step in steps if step is not None]
@@ -66,7 +69,7 @@ class Launcher:
             "environment": environment,
             "directory": request.directory,
             "module_path": [entry for entry in sys.path if isinstance(entry, str)],
-            "argv": sys.argv,
+            "argv": list(map(str, sys.argv)),
             "sources": parcel.sources,
             "cell": request.cell,
             "key": directory.user_key().hex(),

@@ -50,14 +50,16 @@ class Monitor:
         self.telemetry = telemetry
         self.printed = Printed(path, spec.ranks)
         self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.stall = StallWatch(path, spec.ranks, spec.stall_s, spec.started_at)
+        self.stall = StallWatch(
+            path, spec.ranks, spec.stall_s, spec.started_at, processes.cpu_s
+        )
         self.coroner = Coroner(path)
         self.warning: str | None = None
         self.own_ends: dict[int, End] = {}  # those that we did not cause
         self.status = RUNNING
         self.error: LabkitError | None = None
         self.ended = threading.Event()
-        self.stop_asked = threading.Event()
+        self.stop_asked = False  # no Event: a signal handler may set it at any moment
         self.started = time.monotonic()
         name = f"labkit monitor of {spec.name}"
         self.thread = threading.Thread(target=self.follow, name=name, daemon=True)
@@ -67,7 +69,7 @@ class Monitor:
 
     def stop(self) -> None:
         """Ask for the end of the run; returns at once, from any thread."""
-        self.stop_asked.set()
+        self.stop_asked = True
 
     def follow(self) -> None:
         """The thread: poll until every rank has ended, then write down the outcome."""
@@ -107,11 +109,10 @@ class Monitor:
 
     def read(self) -> None:
         """Take in what ranks wrote; what an ended rank wrote is all there by now."""
-        rows = self.telemetry.num_rows()
+        before = self.telemetry.num_rows(), self.printed.num_bytes()
         self.telemetry.poll()
-        lines = self.printed.poll()
-        self.put(lines)
-        if lines or self.telemetry.num_rows() > rows:
+        self.put(self.printed.poll())
+        if (self.telemetry.num_rows(), self.printed.num_bytes()) != before:
             self.stall.note_activity()
 
     def put(self, lines: list[str]) -> None:
@@ -123,7 +124,7 @@ class Monitor:
         if self.processes.stopping:
             return
         limit = self.spec.timeout_s
-        if self.stop_asked.is_set():
+        if self.stop_asked:
             self.processes.stop()
         elif failure := self.find_failure():
             self.error = failure
@@ -171,7 +172,7 @@ class Monitor:
             self.stall.read()
             self.warning = self.stall.disagreement
             return FINISHED
-        if self.error is None and not self.stop_asked.is_set():
+        if self.error is None and not self.stop_asked:
             self.error = self.find_failure()
         return STOPPED if self.error is None else FAILED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 
 from labkit.core.errors import LabkitError, RankFailed, RunStalled
@@ -11,11 +10,6 @@ from labkit.driver.death import End
 from labkit.driver.stall import StallWatch
 from labkit.driver.telemetry import Telemetry
 
-# What a rank says when it lost a peer. It is the echo of a failure, not the failure.
-ECHO = re.compile(
-    r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|by peer"
-    r"|Timed out waiting|from the other ranks|communicator was aborted"
-)
 ECHO_WAIT_S = 0.5  # how long an echo waits for the failure behind it to be reported
 
 
@@ -26,7 +20,8 @@ def find_failure(
 
     A rank that raises writes an `error` event. One that was killed, or left on its own,
     writes nothing, and what its peers notice ("connection closed") may be read before
-    we hear of its end. So such an echo is named only when nothing stands behind it.
+    we hear of its end. So such an echo, as the rank itself marks it, is named only when
+    nothing stands behind it.
 
     Args:
         telemetry: the events that have been read so far.
@@ -36,7 +31,7 @@ def find_failure(
     """
     errors, echoes = {}, {}
     for rank, event in telemetry.errors.items():
-        found = echoes if ECHO.search(str(event.get("message"))) else errors
+        found = echoes if event.get("lost_peer") else errors
         found[rank] = float(event.get("time_s", 0.0))
     for rank, end in ends.items():
         if rank not in telemetry.results and rank not in telemetry.errors:

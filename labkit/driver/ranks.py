@@ -191,8 +191,6 @@ class Ranks:
         if not processes.usable:
             return "not all of them came back from what they did"
         stall = run.monitor.stall
-        if run.status == "finished":
-            return None
         stall.read()
         counts: dict[str, set[int]] = {}
         for pulse in stall.pulses.values():

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from labkit.core.errors import RunDirectoryError
 from labkit.core.events import LOG_COLUMNS
 from labkit.driver import directory
@@ -17,6 +19,7 @@ from labkit.driver.interrupt import Interrupts
 from labkit.driver.monitor import STOPPED, Monitor
 from labkit.driver.results import Results
 from labkit.driver.telemetry import Telemetry, visible
+from labkit.view.live import in_notebook
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -138,7 +141,7 @@ class Run:
         leading = list(LOG_COLUMNS)
         others = sorted(set(joined.columns) - set(leading))
         joined = joined.reindex(columns=leading + others)
-        if not joined["step"].isna().any():
+        if np.isfinite(joined["step"]).all():
             joined["step"] = joined["step"].astype(int)
         joined["rank"] = joined["rank"].astype(int)
         return joined.sort_values(["step", "rank"], kind="stable", ignore_index=True)
@@ -201,8 +204,12 @@ class Run:
         monitor = self.monitor
         if monitor is None:
             return self
-        if print_lines:
-            print_lines_of(monitor)
+        try:
+            if print_lines:
+                print_lines_of(monitor)
+        except BaseException:  # the cell's output is closed, or a second interrupt
+            monitor.stop()
+            raise
         while not monitor.ended.wait(1.0):
             pass
         if self.view is not None:
@@ -220,9 +227,11 @@ class Run:
         try:
             while not self.done:
                 await asyncio.sleep(AWAIT_POLL_S)
-        except asyncio.CancelledError:  # how a kernel interrupts a cell that awaits
+        except asyncio.CancelledError:
             self.stop()
-            presses = 1
+            if not in_notebook():
+                raise
+            presses = 1  # it is how a kernel interrupts a cell that awaits
         with Interrupts(self.stop, presses):
             return self.follow(print_lines=False)
 
@@ -231,9 +240,17 @@ def print_lines_of(monitor: Monitor) -> None:
     """Print what ranks print, as it comes, until nothing more can come."""
     for count, line in enumerate(lines_until_end(monitor)):
         if count < PRINTED_LINES:
-            print(line)
+            print_any(line)
         elif count == PRINTED_LINES:
             print(f"(no more than {PRINTED_LINES} lines here; all: run.logs(rank))")
+
+
+def print_any(line: str) -> None:
+    """Print a line, also where the terminal does not know its characters."""
+    try:
+        print(line)
+    except UnicodeEncodeError:
+        print(line.encode("ascii", "backslashreplace").decode())
 
 
 def lines_until_end(monitor: Monitor) -> Iterator[str]:

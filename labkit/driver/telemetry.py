@@ -247,6 +247,10 @@ class Printed:
             for line in tail.read_lines()
         ]
 
+    def num_bytes(self) -> int:
+        """How much has been read so far, a line without an end included."""
+        return sum(tail.offset for tail in self.tails.values())
+
     def finish(self) -> list[str]:
         """The remaining lines, those without an end included."""
         return [

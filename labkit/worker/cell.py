@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from typing import Any
 
 import torch
@@ -38,7 +39,18 @@ def run_cell(worker: Worker, cell: dict[str, Any]) -> str | None:
         tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     )
     exec(compile(tree, name, "exec"), names)
+    offer_to_pickle(names)
     if last is None:
         return None
     value = eval(compile(ast.Expression(last.value), name, "eval"), names)
     return None if value is None else repr(value)
+
+
+def offer_to_pickle(names: dict[str, Any]) -> None:
+    """Let pickle find classes and functions of the notebook, as in `gather_object`."""
+    main = sys.modules["__main__"]
+    for name, value in names.items():
+        if getattr(value, "__module__", None) == "__main__" and not name.startswith(
+            "_"
+        ):
+            setattr(main, name, value)

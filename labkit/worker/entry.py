@@ -20,15 +20,18 @@ import linecache
 import mmap
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -36,7 +39,7 @@ from labkit.core import events
 from labkit.core.pulse import FAILED, FINISHED
 from labkit.core.spec import LaunchSpec
 from labkit.worker import deliver
-from labkit.worker.cell import run_cell
+from labkit.worker.cell import offer_to_pickle, run_cell
 from labkit.worker.emit import Emitter
 from labkit.worker.join import join, up, wait_for_peers
 from labkit.worker.output import buffer_lines_of_c, flush_output, redirect_output
@@ -44,6 +47,12 @@ from labkit.worker.pulse import PulseWriter
 from labkit.worker.worker import Worker
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+# What PyTorch says when it lost a peer. It is the echo of a failure, not the failure.
+LOST_PEER = re.compile(
+    r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|by peer"
+    r"|Timed out waiting|from the other ranks|communicator was aborted"
+)
+MAX_TEXT = 100_000  # characters of an error's text in its event
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -58,6 +67,7 @@ def get_ready(alive_fd: int) -> None:
     threading.Thread(target=end_with_nursery, args=[alive_fd], daemon=True).start()
     buffer_lines_of_c()
     replace_environment(dict(os.environ, GLOO_SOCKET_IFNAME=LOOPBACK))
+    numpy.random.seed()  # else every rank would draw the nursery's numbers
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1))
@@ -94,6 +104,7 @@ class Rank:
     def __init__(self, number: int, keep: bool) -> None:
         self.number = number
         self.keep = keep
+        self.pid = os.getpid()
         self.state = SimpleNamespace()
         self.pulse = PulseWriter(number)
         self.store: dist.Store | None = None
@@ -114,12 +125,13 @@ class Rank:
         worker = None
         try:
             adopt_kernel(header, self.number, spec.ranks)
-            if self.store is None:
+            if self.store is None or not dist.is_initialized():
                 self.device, self.store = join(self.number, spec, run_dir)
             worker = Worker(self.number, spec.ranks, self.device, emitter, self.state)
             emitter.emit(events.START, up(self.device))
             self.pulse.follow(worker)
             value = self.call(worker, header["cell"], payload)
+            self.leave_if_copy()
             del payload
             key = bytes.fromhex(header["key"])
             result = deliver.write(value, run_dir, self.number, key)
@@ -128,8 +140,10 @@ class Rank:
             emitter.emit(events.RESULT, result)
             self.pulse.change(FINISHED)
             if not self.keep:
+                finish_threads()
                 wait_for_peers(self.store, spec, self.number)
         except BaseException as error:  # the edge of the job: it becomes an event
+            self.leave_if_copy(error)
             step = worker.step if worker and worker.num_logs else None
             self.pulse.change(FAILED, error)
             emitter.emit(events.ERROR, describe(error, step))
@@ -138,6 +152,12 @@ class Rank:
             emitter.close()
             flush_output()
         return 0
+
+    def leave_if_copy(self, error: BaseException | None = None) -> None:
+        """End a process that the function forked: only its parent is the rank."""
+        if os.getpid() != self.pid:
+            flush_output()
+            os._exit(0 if error is None or exit_status(error) == 0 else 1)
 
     def redirect(self, run_dir: Path) -> None:
         """Send what this process prints, or says when it crashes, to the run."""
@@ -156,9 +176,22 @@ class Rank:
             if cell is not None:
                 return run_cell(worker, cell)
             function, args, kwargs = pickle.loads(payload)
+            offer_to_pickle(getattr(function, "__globals__", {}))
             return function(worker, *args, **kwargs)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def exit_status(error: BaseException) -> object:
+    """What `sys.exit` was given, 0 for nothing; None for another error."""
+    return (error.code or 0) if isinstance(error, SystemExit) else None
+
+
+def finish_threads() -> None:
+    """Wait for threads that are no daemons, as Python does at the end of a script."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
 
 
 def private(path: str, flags: int) -> int:
@@ -200,16 +233,43 @@ def replace_environment(environment: dict[str, str]) -> None:
 
 def describe(error: BaseException, step: int | None) -> events.Event:
     """The `error` event: the learner's own frames, labkit's left out."""
+    lost_peer = any(map(tells_of_lost_peer, causes(error)))
     trace = traceback.TracebackException.from_exception(error)
     for part in chain(trace):
         kept = [frame for frame in part.stack if not frame.filename.startswith(PACKAGE)]
         part.stack = traceback.StackSummary.from_list(kept)
     return {
         "type": type(error).__name__,
-        "message": "".join(trace.format_exception_only()).strip(),
-        "traceback": "".join(trace.format()),
+        "message": shortened("".join(trace.format_exception_only()).strip()),
+        "traceback": shortened("".join(trace.format())),
         "step": step,
+        "lost_peer": lost_peer,
     }
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it was raised from or during."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def tells_of_lost_peer(error: BaseException) -> bool:
+    """Whether PyTorch says that another rank went away; an OSError is the learner's."""
+    if isinstance(error, OSError):
+        return False
+    try:
+        return LOST_PEER.search(str(error)) is not None
+    except Exception:  # an exception that cannot show itself is nobody's echo
+        return False
+
+
+def shortened(text: str) -> str:
+    """The beginning and the end of a very long text."""
+    half = MAX_TEXT // 2
+    return text if len(text) <= MAX_TEXT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def chain(trace: traceback.TracebackException) -> list[traceback.TracebackException]:

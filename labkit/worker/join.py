@@ -13,7 +13,10 @@ import torch.distributed as dist
 from labkit.core.spec import LaunchSpec
 from labkit.worker.rendezvous import RunStore
 
-BACKSTOP_S = 10
+# Of a collective, a send or a receive. The driver ends a stalled run long before, and
+# says why; a receive may wait for a rank that computes.
+LIMIT = datetime.timedelta(minutes=30)
+JOIN_EXTRA_S = 10
 
 
 def join(rank: int, spec: LaunchSpec, run_dir: Path) -> tuple[torch.device, dist.Store]:
@@ -25,15 +28,14 @@ def join(rank: int, spec: LaunchSpec, run_dir: Path) -> tuple[torch.device, dist
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    # The driver ends a run that is stalled, and says why; this limit is behind that.
-    limit = datetime.timedelta(seconds=spec.stall_s + BACKSTOP_S)
+    limit = datetime.timedelta(seconds=spec.stall_s + JOIN_EXTRA_S)
     store = RunStore(str(run_dir / "rendezvous"), spec.ranks, limit)
     dist.init_process_group(
         spec.backend,
         store=store,
         rank=rank,
         world_size=spec.ranks,
-        timeout=limit,
+        timeout=LIMIT,
         device_id=device if spec.backend == "nccl" else None,
     )
     return device, store

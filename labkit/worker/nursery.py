@@ -27,7 +27,7 @@ import gc
 import importlib
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -57,10 +57,11 @@ MAX_SPARES = 8  # ranks that are ever kept waiting
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(control_fd: int) -> None:
+def main(control_fd: int, kernel_pid: int) -> None:
     """Import, then serve until the kernel closes its end."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the kernel's mask is inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Nursery(socket.socket(fileno=control_fd)).serve()
+    Nursery(socket.socket(fileno=control_fd), kernel_pid).serve()
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Nursery:
     what to do.
     """
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, kernel_pid: int) -> None:
         self.control = control
-        self.kernel_pid = os.getppid()
+        self.kernel_pid = kernel_pid
         self.ranks: dict[int, int] = {}  # the job of each, by process id
         self.kept: dict[int, socket.socket] = {}  # channels of ranks that get more jobs
         self.idle: set[int] = set()  # those of them that wait for it
@@ -128,7 +129,7 @@ class Nursery:
         """Handle everything that has arrived, waiting at most `timeout` seconds."""
         while True:
             channels = [self.control, self.child_read, *self.kept.values()]
-            ready, _, _ = select.select(channels, [], [], timeout)
+            ready = wait_for(channels, timeout)
             self.close_if_orphan()
             if not ready:
                 return
@@ -222,16 +223,18 @@ class Nursery:
         `job_fd` is open here and not the child's, which is sent its own.
         """
         nursery_pid = os.getpid()
-        ours, theirs = socket.socketpair()
+        ours = theirs = None
         try:
+            ours, theirs = socket.socketpair()
             with warnings.catch_warnings():
                 # From Python 3.12 fork warns about threads. The only ones here are
                 # those of math libraries, which take care of themselves at a fork.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as failure:  # a limit on processes or memory
-            ours.close()
-            theirs.close()
+            if theirs is not None:
+                ours.close()
+                theirs.close()
             self.wanted_spares = 0
             return f"rank {len(self.ranks)} could not be forked: {failure}"
         if pid == 0:
@@ -306,6 +309,17 @@ class Nursery:
         for pid in [*self.ranks, *(spare.pid for spare in self.spares)]:
             end_session(pid)
         os._exit(0)
+
+
+def wait_for(readable: list, timeout: float) -> list:
+    """Those that can be read, waiting `timeout` seconds for one.
+
+    Not `select`, which knows no descriptor beyond 1023.
+    """
+    with selectors.DefaultSelector() as selector:
+        for one in readable:
+            selector.register(one, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(timeout)]
 
 
 def end_session(pid: int) -> None:

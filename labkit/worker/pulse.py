@@ -54,6 +54,7 @@ PEERS = {"send": ("send to", "dst"), "recv": ("recv from", "src")}
 ELEMENT_NAMES = {"Float": "float32", "Double": "float64", "Half": "float16",
                  "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
                  "Byte": "uint8"}  # fmt: skip
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 TERMINATE = ctypes.CFUNCTYPE(None)
 
 
@@ -64,6 +65,7 @@ class PulseWriter:
         self.rank = rank
         self.lock = threading.Lock()
         self.main = threading.main_thread().ident
+        self.world: dist.ProcessGroup | None = None
         self.fd: int | None = None
 
     def begin(self, run_dir: Path, started_at: float, origin: float) -> None:
@@ -99,6 +101,7 @@ class PulseWriter:
     def follow(self, worker: Worker) -> None:
         """The rank has joined; its steps are this handle's."""
         self.worker = worker
+        self.world = dist.group.WORLD
         self.change(RUNNING)
 
     def change(self, state: str, error: BaseException | None = None) -> None:
@@ -119,17 +122,21 @@ class PulseWriter:
     def take(self) -> Pulse:
         frame = self.raised_in or sys._current_frames().get(self.main)
         worker = self.worker
-        calls = recorded_calls(self.started_at, self.began_at)
+        # Groups that were formed anew have the names of the old ones.
+        again = dist.is_initialized() and self.world not in (None, dist.group.WORLD)
+        prefix = "new " if again else ""
+        calls = recorded_calls(prefix, self.started_at, self.began_at)
         return Pulse(
             time_s=time.perf_counter() - self.origin,
             state=self.state,
             step=worker.step if worker and worker.num_logs else None,
             num_logs=worker.num_logs if worker else 0,
-            cpu_s=time.process_time(),
+            cpu_s=time.process_time() + children_cpu_s(),
             line=learners_line(frame),
             purpose=purpose(frame),
             calls=calls,
-            groups=groups_of(calls),
+            groups=groups_of(prefix),
+            numbers=last_numbers(prefix),
         )
 
     def write_at_abort(self) -> None:
@@ -155,26 +162,31 @@ class PulseWriter:
         self.terminate_before = set_terminate(address)
 
 
-def recorded_calls(started_at: float, began_at: float) -> list[Call]:
-    """The collectives in the flight recorder, oldest first."""
-    calls = []
+def recorded_calls(prefix: str, started_at: float, began_at: float) -> list[Call]:
+    """The collectives in the flight recorder since `began_at`, oldest first."""
+    calls: dict[str, list[Call]] = {}
     for entry in flight_record():
         called_at = entry["time_created_ns"] / 1e9
         if called_at < began_at or entry.get("is_p2p"):
             continue
-        name = entry["process_group"][0]
-        calls.append(
-            Call(
-                group=name,
-                number=entry["collective_seq_id"],
-                kind=entry["profiling_name"].partition(":")[2],
-                elements=[elements(size) for size in entry["input_sizes"]],
-                dtype=dtype_name(entry.get("input_dtypes")),
-                waiting=not entry["retired"] and entry["state"] != "completed",
-                time_s=called_at - started_at,
-            )
+        name = prefix + entry["process_group"][0]
+        call = Call(
+            group=name,
+            number=entry["collective_seq_id"],
+            kind=entry["profiling_name"].partition(":")[2],
+            elements=[elements(size) for size in entry["input_sizes"]],
+            dtype=dtype_name(entry.get("input_dtypes")),
+            waiting=not entry["retired"] and entry["state"] != "completed",
+            time_s=called_at - started_at,
         )
-    return calls
+        before = calls.setdefault(name, [])
+        if before and call.number <= before[-1].number:
+            before.clear()  # of a group of this name that was destroyed
+        before.append(call)
+    return sorted(
+        (call for group in calls.values() for call in group),
+        key=lambda call: call.time_s,
+    )
 
 
 def flight_record() -> Iterator[dict[str, Any]]:
@@ -198,15 +210,38 @@ def dtype_name(names: list[str] | None) -> str:
     return ELEMENT_NAMES.get(names[0], names[0].lower()) if names else ""
 
 
-def groups_of(calls: list[Call]) -> dict[str, list[int]]:
-    """The global ranks of the groups that were called."""
+def last_numbers(prefix: str) -> dict[str, int]:
+    """How many collectives were called in each group, also before those recorded."""
     world = dist.distributed_c10d._world
-    ranks = {
-        world.pg_names.get(group): sorted(members)
-        for group, members in list(world.pg_group_ranks.items())
-    }
+    numbers = {}
+    for group, name in list(world.pg_names.items()):
+        try:
+            numbers[prefix + name] = group._get_sequence_number_for_group()
+        except RuntimeError:  # not every backend counts
+            continue
+    return numbers
+
+
+def children_cpu_s() -> float:
+    """Processor seconds of this process's children, where the system tells."""
+    total = 0
+    for task in Path("/proc/self/task").glob("*/children"):
+        for pid in task.read_text().split():
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text()
+            except OSError:
+                continue  # it has just ended
+            total += sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+    return total / CLOCK_TICKS
+
+
+def groups_of(prefix: str) -> dict[str, list[int]]:
+    """The global ranks of the groups that there are."""
+    world = dist.distributed_c10d._world
     return {
-        name: ranks[name] for name in {call.group for call in calls} if name in ranks
+        prefix + world.pg_names[group]: sorted(members)
+        for group, members in list(world.pg_group_ranks.items())
+        if group in world.pg_names
     }
 
 

@@ -27,7 +27,7 @@ def failure(telemetry, ends, now_s):
 
 
 def raised(telemetry, rank, time_s, message):
-    event = {"kind": events.ERROR, "time_s": time_s, "message": message}
+    event = {"kind": events.ERROR, "time_s": time_s, "lost_peer": message is LOST}
     telemetry.take(rank, events.encode(event | {"traceback": message}))
 
 

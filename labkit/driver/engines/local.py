@@ -6,8 +6,11 @@ One nursery serves all; what it says is handed to the job that it speaks of.
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from labkit.core.errors import StartFailed
@@ -88,7 +91,11 @@ class RankProcesses:
         Raises:
             StartFailed: the nursery ended, could not fork, or does not answer.
         """
-        self.nursery.receive(timeout)
+        try:
+            self.nursery.receive(timeout)
+        except StartFailed:
+            self.end_sessions()
+            raise
         if self.error is not None:
             self.kill()
             raise StartFailed(f"{self.error}. Ask for fewer ranks, or raise the limit")
@@ -102,6 +109,17 @@ class RankProcesses:
             if time.monotonic() - self.interrupted_at > INTERRUPT_S:
                 self.kill()
 
+    def cpu_s(self, rank: int) -> float | None:
+        """Processor seconds that a rank has used; None where that cannot be read."""
+        if not self.pids:
+            return None
+        try:
+            stat = Path(f"/proc/{self.pids[rank]}/stat").read_text()
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def look(self) -> None:
         """Learn what has happened to the ranks until now.
 
@@ -113,6 +131,15 @@ class RankProcesses:
         deadline = time.monotonic() + LOOK_S
         while not self.looked and time.monotonic() < deadline:
             self.nursery.receive(POLL_S)
+
+    def end_sessions(self) -> None:
+        """End what the ranks have started; they themselves ended with the nursery."""
+        for rank, pid in enumerate(self.pids or ()):
+            if rank not in self.statuses:
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass  # nothing of it is left
 
     def again(self, job: BinaryIO) -> None:
         """Give kept ranks, which must be usable, another job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from labkit.driver.engines.environment import rank_environment
 
 NURSERY_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from labkit.worker.nursery import main; main(int(sys.argv[1]))"
+    "from labkit.worker.nursery import main; main(int(sys.argv[1]), int(sys.argv[3]))"
 )
 
 
@@ -46,7 +46,8 @@ class Nursery:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NURSERY_CODE, str(theirs.fileno()),
-                 json.dumps([entry for entry in sys.path if isinstance(entry, str)])],
+                 json.dumps([entry for entry in sys.path if isinstance(entry, str)]),
+                 str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self.stderr,
@@ -77,9 +78,10 @@ class Nursery:
         Raises:
             StartFailed: the nursery has ended.
         """
-        ready, _, _ = select.select([self.control], [], [], timeout)
-        if not ready:
-            return
+        with selectors.DefaultSelector() as selector:  # select stops at 1023 files
+            selector.register(self.control, selectors.EVENT_READ)
+            if not selector.select(timeout):
+                return
         try:
             data = self.control.recv(65536)
         except ConnectionResetError:
@@ -99,6 +101,8 @@ class Nursery:
             status = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
             status = "unknown"
+        if self.stderr.closed:
+            return StartFailed("the run was ended, as this process ends")
         self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - 2000))
         words = self.stderr.read().decode(errors="replace").strip()
         return StartFailed(
