@@ -103,6 +103,15 @@ def absent_peer(pulses: Pulses) -> str | None:
     return None
 
 
+def out_of_step(pulses: Pulses) -> bool:
+    """Whether ranks of a group have called different numbers of collectives in it."""
+    return any(
+        len({pulses[rank].last_number(group) for rank in members if rank in pulses}) > 1
+        for pulse in pulses.values()
+        for group, members in pulse.groups.items()
+    )
+
+
 def not_joined(pulses: Pulses, num_ranks: int) -> str | None:
     """Ranks that have not joined the process group while others wait for them."""
     late = [

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from labkit.core.errors import LabkitError
-from labkit.driver import launcher, magic, ship
+from labkit.driver import diagnosis, launcher, magic, ship
 from labkit.driver.call import check_call, run_name
 from labkit.driver.engines.local import RankProcesses
 from labkit.driver.interrupt import Interrupts
@@ -192,16 +192,7 @@ class Ranks:
             return "not all of them came back from what they did"
         stall = run.monitor.stall
         stall.read()
-        counts: dict[str, set[int]] = {}
-        for pulse in stall.pulses.values():
-            for group in pulse.groups:
-                members = pulse.groups[group]
-                counts[group] = {
-                    stall.pulses[rank].last_number(group)
-                    for rank in members
-                    if rank in stall.pulses
-                }
-        if any(len(numbers) > 1 for numbers in counts.values()):
+        if diagnosis.out_of_step(stall.pulses):
             return "some of them have called more collectives than others"
         return None
 

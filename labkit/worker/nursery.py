@@ -59,8 +59,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def main(control_fd: int, kernel_pid: int) -> None:
     """Import, then serve until the kernel closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that waits is dropped with this
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the kernel's mask is inherited
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     Nursery(socket.socket(fileno=control_fd), kernel_pid).serve()
 
 

@@ -126,6 +126,7 @@ class PulseWriter:
         again = dist.is_initialized() and self.world not in (None, dist.group.WORLD)
         prefix = "new " if again else ""
         calls = recorded_calls(prefix, self.started_at, self.began_at)
+        numbers = last_numbers(prefix)
         return Pulse(
             time_s=time.perf_counter() - self.origin,
             state=self.state,
@@ -134,9 +135,9 @@ class PulseWriter:
             cpu_s=time.process_time() + children_cpu_s(),
             line=learners_line(frame),
             purpose=purpose(frame),
-            calls=calls,
+            calls=of_present_groups(calls, numbers),
             groups=groups_of(prefix),
-            numbers=last_numbers(prefix),
+            numbers=numbers,
         )
 
     def write_at_abort(self) -> None:
@@ -187,6 +188,18 @@ def recorded_calls(prefix: str, started_at: float, began_at: float) -> list[Call
         (call for group in calls.values() for call in group),
         key=lambda call: call.time_s,
     )
+
+
+def of_present_groups(calls: list[Call], numbers: dict[str, int]) -> list[Call]:
+    """Without calls in groups that were destroyed, whose names are used again."""
+    kept = []
+    left = dict(numbers)
+    for call in reversed(calls):
+        if left.get(call.group, 1) > 0:
+            kept.append(call)
+            if call.group in left:
+                left[call.group] -= 1
+    return kept[::-1]
 
 
 def flight_record() -> Iterator[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
+from labkit.driver.launcher import LAUNCHER
 from tests.processes import is_running, wait_until, wait_until_gone
 
 
@@ -281,6 +284,130 @@ def test_a_path_object_in_the_module_path_does_no_harm(monkeypatch, tmp_path):
 def test_zeros_in_what_is_printed_end_nothing(capsys):
     launch(lambda worker: print("a\0b\nafter"), ranks=1)
     assert "[rank 0] after" in capsys.readouterr().out
+
+
+def test_numpy_draws_other_numbers_in_each_rank():
+    draws = launch(lambda worker: np.random.rand(), ranks=3).results.values()
+    again = launch(lambda worker: np.random.rand(), ranks=3).results.values()
+    assert len({*draws, *again}) == 6
+
+
+@pytest.mark.parametrize("ending", ["exit", "return", "raise"])
+def test_a_process_that_a_rank_forked_is_not_the_rank(ending):
+    def fork(worker):
+        pid = os.fork()
+        if pid == 0:
+            if ending == "exit":
+                sys.exit(0)
+            if ending == "raise":
+                raise ValueError("in the child")
+            return "child"
+        os.waitpid(pid, 0)
+        return "rank"
+
+    assert dict(launch(fork).results) == {0: "rank", 1: "rank"}
+
+
+def test_threads_of_a_rank_finish_before_it_leaves(tmp_path):
+    def work(worker):
+        def write():
+            time.sleep(0.5)
+            (tmp_path / f"{worker.rank}").write_text("done")
+
+        threading.Thread(target=write).start()
+
+    launch(work)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_classes_of_the_notebook_travel_between_ranks():
+    code = (
+        "import labkit as lk, torch.distributed as dist\n"
+        "class A: pass\n"
+        "def gather(worker):\n"
+        "    found = [None, None]\n"
+        "    dist.all_gather_object(found, A())\n"
+        "    return [type(one).__name__ for one in found]\n"
+        "print(lk.launch(gather, 2).results[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "['A', 'A']\n", done.stderr
+
+
+def test_more_than_a_thousand_open_files_do_no_harm():
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip(f"no more than {hard} files may be opened here")
+    code = (
+        "import resource, os, labkit as lk\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000))\n"
+        "held = [open(os.devnull) for _ in range(1100)]\n"
+        "print(lk.launch(lambda worker: worker.rank, 2).results[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_a_blocked_child_signal_does_not_keep_a_run_from_ending():
+    code = (
+        "import signal, labkit as lk\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})\n"
+        "print(lk.launch(lambda worker: worker.rank, 2, timeout_s=30).results[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_characters_that_a_terminal_does_not_know_are_printed_somehow():
+    code = "import labkit as lk\nlk.launch(lambda worker: print('\\u00e9'), 1)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stdout == b"[rank 0] \\xe9\n", done.stderr
+
+
+def test_a_launch_right_after_two_interrupts_works():
+    def endless(worker):
+        while True:
+            worker.log(loss=1.0)
+            time.sleep(0.01)
+
+    def press():
+        wait_until(lambda: LAUNCHER.current.name == "pressed")
+        wait_until(lambda: LAUNCHER.current.telemetry.last_step(0) is not None)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)  # as fast as a person presses twice, or faster
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with contextlib.suppress(KeyboardInterrupt):
+        launch(endless, name="pressed")
+    thread.join()
+    assert launch(lambda worker: worker.rank).results[1] == 1
+
+
+def test_a_script_that_ends_while_a_run_works_ends_quietly():
+    code = (
+        "import labkit as lk, threading\n"
+        "run = lk.start(lambda worker: threading.Event().wait(), 2)\n"
+        "while not run.monitor.processes.pids: pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_start_returns_at_once_and_wait_gives_the_run():

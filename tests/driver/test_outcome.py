@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import sys
 
 import pytest
+import torch.distributed as dist
 
+import labkit as lk
 from labkit.core import events
 from labkit.driver.death import End
 from labkit.driver.outcome import ECHO_WAIT_S, find_failure
@@ -71,3 +76,59 @@ def test_a_rank_that_ended_after_its_own_error_is_no_silent_end(telemetry):
 def test_a_rank_that_has_delivered_is_well(telemetry):
     telemetry.take(0, events.encode({"kind": events.RESULT}))
     assert failure(telemetry, {0: End(status=0, time_s=1.0)}, 2.0) is None
+
+
+# On real ranks
+
+
+def test_a_killed_rank_leads_when_its_peers_wrap_what_they_heard():
+    def train(worker):
+        dist.barrier()
+        if worker.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.barrier()
+        except Exception as error:
+            raise RuntimeError("could not sync") from error
+
+    with pytest.raises(lk.RankFailed) as caught:
+        lk.launch(train, 4)
+    assert caught.value.rank == 3
+
+
+def test_a_rank_that_exits_leads_when_its_peers_exit_too():
+    def train(worker):
+        dist.barrier()
+        if worker.rank == 2:
+            os._exit(3)
+        try:
+            dist.barrier()
+        except Exception:
+            sys.exit(1)
+
+    with pytest.raises(
+        lk.RankFailed, match=r"rank 2 ended without .*status 3"
+    ) as caught:
+        lk.launch(train, 4)
+    assert caught.value.rank == 2
+
+
+def test_a_connection_error_of_the_learners_own_is_no_echo():
+    def train(worker):
+        dist.barrier()
+        if worker.rank == 1:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        dist.barrier()
+
+    with pytest.raises(lk.RankFailed, match="ConnectionResetError") as caught:
+        lk.launch(train, 4)
+    assert caught.value.rank == 1
+
+
+def test_a_very_long_message_is_shortened_and_arrives():
+    def train(worker):
+        raise ValueError("x" * 2_000_000)
+
+    with pytest.raises(lk.RankFailed, match="ValueError: xxx") as caught:
+        lk.launch(train, 1)
+    assert len(str(caught.value)) < 300_000

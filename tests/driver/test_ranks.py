@@ -212,3 +212,30 @@ def test_wrong_arguments_are_refused_before_anything_starts():
     with pytest.raises(TypeError, match="takes a function"):
         ranks.run(42)
     assert "not started" in repr(ranks)
+
+
+def test_a_call_that_leaves_ranks_out_of_step_is_the_last_one(capsys):
+    """Its stray collective would meet the next call's."""
+
+    def stray(worker):
+        if worker.rank == 0:
+            worker.state.work = dist.all_reduce(torch.ones(2), async_op=True)
+
+    def add(worker):
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    with lk.Ranks(2) as ranks:
+        try:
+            ranks.run(stray)
+        except lk.RunStalled:
+            pass  # it was noticed even before the end
+        assert "their state is lost" in capsys.readouterr().out
+        assert dict(ranks.run(add).results) == {0: [2.0, 2.0], 1: [2.0, 2.0]}
+
+
+def test_ranks_that_left_their_group_form_it_again(ranks):
+    ranks.run(lambda worker: dist.destroy_process_group())
+    ranks.run(remember)
+    assert ranks.run(recall).results[0] == 3

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -16,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit as lk
 from labkit.core.pulse import Call, Pulse
 from labkit.driver import diagnosis
+from labkit.driver.stall import StallWatch
 
 
 def stalled(function, ranks=2, stall_s=30.0):
@@ -246,8 +250,6 @@ def test_a_long_step_is_no_stall():
     """One rank computes for longer than stall_s, and nobody waits for it."""
 
     def train(worker):
-        import time
-
         end = time.monotonic() + 2.5
         while time.monotonic() < end:
             sum(range(1000))
@@ -282,6 +284,92 @@ def test_a_good_run_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert lk.launch(train, 2).status == "finished"
+
+
+# Correct programs that look like stalls
+
+
+def test_more_collectives_than_the_recorder_holds_are_no_early_end():
+    def train(worker):
+        mine = dist.new_group([0])
+        dist.barrier()
+        parts = [torch.zeros(4) for _ in range(3)] if worker.rank == 2 else None
+        if worker.rank == 1:
+            time.sleep(3)  # its work; the others wait for it in the gather
+        dist.gather(torch.ones(4), parts, dst=2)
+        if worker.rank == 0:
+            for _ in range(200):
+                dist.all_reduce(torch.ones(1), group=mine)
+
+    assert lk.launch(train, 3).status == "finished"
+
+
+def test_a_group_that_was_formed_anew_is_not_compared_with_the_old(tmp_path):
+    def train(worker):
+        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4))
+        dist.destroy_process_group()
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{tmp_path}/again",
+            rank=worker.rank,
+            world_size=worker.world_size,
+        )
+        if worker.rank == 1:
+            time.sleep(2)
+        dist.broadcast(torch.ones(7), 0)
+
+    assert lk.launch(train, 2).status == "finished"
+
+
+def test_lines_that_are_written_over_are_progress():
+    def train(worker):
+        for number in range(12):
+            print(f"\r{number}", end="", flush=True)
+            time.sleep(0.25)
+
+    assert lk.launch(train, 1, stall_s=1.5).status == "finished"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are seen in /proc")
+def test_a_child_that_computes_is_progress():
+    def train(worker):
+        code = "import time; end = time.time() + 3\nwhile time.time() < end: pass"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    assert lk.launch(train, 1, stall_s=1.5).status == "finished"
+
+
+def test_a_receive_may_wait_for_a_rank_that_computes():
+    def train(worker):
+        if worker.rank == 0:
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                pass
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.ones(1), 0)
+
+    assert lk.launch(train, 2, stall_s=1).status == "finished"
+
+
+def test_a_monitor_that_was_frozen_counts_anew(tmp_path):
+    watch = StallWatch(tmp_path, 2, stall_s=30.0, started_at=0.0)
+    for rank in range(2):
+        waiting = pulse(call(waiting=True))
+        (tmp_path / f"rank-{rank}.pulse").write_bytes(waiting.to_line())
+    watch.read()
+    watch.read_at -= 100
+    watch.waits = dict.fromkeys(watch.waits, watch.read_at - 1)
+    watch.active_at = watch.read_at
+    assert watch.find() is None
+
+
+def test_all_ranks_suspended_are_ended():
+    def train(worker):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    assert "no rank logs" in stalled(train, stall_s=2).verdict
 
 
 # The comparison alone

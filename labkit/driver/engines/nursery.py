@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from labkit.core.errors import StartFailed
@@ -28,6 +31,19 @@ class Job(Protocol):
     def take(self, message: dict[str, Any]) -> None: ...
 
 
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Keep SIGINT waiting, in this thread and in a process that it starts.
+
+    Until that process has a session of its own, the stop button would hit it too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Nursery:
     """The kernel's end of the socket to one nursery process."""
 
@@ -43,7 +59,7 @@ class Nursery:
         self.jobs: weakref.WeakValueDictionary[int, Job] = weakref.WeakValueDictionary()
         # Each launch brings the environment of its own time; this one is for imports.
         environment = rank_environment()
-        with theirs:
+        with theirs, interrupts_blocked():
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NURSERY_CODE, str(theirs.fileno()),
                  json.dumps([entry for entry in sys.path if isinstance(entry, str)]),
