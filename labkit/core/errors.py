@@ -15,6 +15,15 @@ Wrong arguments are plain ValueError and TypeError, raised before any process st
 
 from __future__ import annotations
 
+import textwrap
+
+WIDTH = 98  # characters that fit below a cell at the usual width of a notebook
+
+
+def wrapped(sentence: str) -> list[str]:
+    """Lines that break between words, as a page would break them anywhere."""
+    return textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
+
 
 class LabkitError(Exception):
     """What can go wrong with a run, as opposed to with its arguments."""
@@ -62,7 +71,7 @@ class RunStalled(LabkitError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of the kernel's own frames."""
-        return str(self).splitlines()
+        return [*self.table.splitlines(), "", *wrapped(self.verdict)]
 
 
 class RankFailed(LabkitError):
@@ -89,4 +98,5 @@ class RankFailed(LabkitError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of the kernel's own frames."""
-        return str(self).splitlines()
+        own = self.rank_traceback.rstrip().splitlines()
+        return [*own, *([""] if own else []), *wrapped(self.verdict)]

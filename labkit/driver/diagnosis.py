@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from labkit.core.errors import WIDTH
 from labkit.core.pulse import FINISHED, JOINING, Call, Pulse
 
 # Kinds whose input has the same number of elements on every rank.
@@ -173,15 +174,19 @@ def table(pulses: Pulses, num_ranks: int, now_s: float) -> str:
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join(
-            [
-                *(cell.ljust(width) for cell, width in zip(row, widths, strict=False)),
-                row[4],
-            ]
-        ).rstrip()
-        for row in rows
-    )
+    return "\n".join(fit(row, widths) for row in rows)
+
+
+def fit(row: tuple[str, ...], widths: list[int]) -> str:
+    """A row of the table in one line; code that does not fit is cut off."""
+    cells = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
+    start = "  ".join(cells) + "  "
+    place, colon, code = row[4].partition(": ")
+    room = WIDTH - len(start + place + colon)
+    if len(code) > room:
+        code = code[: room - 1] + "\N{HORIZONTAL ELLIPSIS}" if room > 9 else ""
+        colon = colon if code else ""
+    return (start + place + colon + code).rstrip()
 
 
 def last_call(pulse: Pulse) -> Call | None:
