@@ -48,8 +48,8 @@ def test_another_kind_of_collective():
     lines = error.table.splitlines()
     assert lines[0].split()[:2] == ["rank", "step"]
     assert "test_stall.py" in lines[1]
-    assert lines[1].endswith("dist.broadcast(torch.ones(2), 0)")
-    assert lines[2].endswith("dist.all_reduce(torch.ones(4))")
+    assert ", in train: dist.broad" in lines[1]
+    assert ", in train: dist.all_r" in lines[2]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -220,7 +220,7 @@ def test_a_receive_without_a_send():
 
     error = stalled(train, stall_s=2)
     assert "rank 0 is in recv from rank 1" in error.verdict
-    assert "dist.recv(torch.ones(2), 1)" in error.table
+    assert ", in train: dist.recv(" in error.table
 
 
 def test_a_subgroup_is_compared_with_its_own_ranks():
