@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -85,6 +86,10 @@ class Answer:
     descriptors: int
     ended_at: float
 
+    @property
+    def words(self) -> str:
+        return f"{self.error} {self.text}\n{self.printed}"
+
 
 # In the ranks
 
@@ -137,7 +142,7 @@ def serve() -> None:
     """Launch what each line asks for; one that does not end, ends this process."""
     for line in sys.stdin:
         request = json.loads(line)
-        faulthandler.dump_traceback_later(LAUNCH_LIMIT_S, exit=True)
+        faulthandler.dump_traceback_later(request["limit_s"], exit=True)
         answer = launch(Fault(**request["fault"]), request["folder"])
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(dataclasses.asdict(answer)), flush=True)
@@ -170,6 +175,7 @@ class LaunchProcess:
     """A process that launches what it is sent, and what came from it.
 
     Attributes:
+        mark: what it and all that comes from it have in their first environment.
         temporary: the folder that it and all its ranks use for temporary files.
         first_descriptors: how many it had open after its first launch.
     """
@@ -207,10 +213,20 @@ class LaunchProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def send(self, fault: Fault, folder: Path) -> None:
-        request = {"fault": dataclasses.asdict(fault), "folder": str(folder)}
+    def send(self, fault: Fault, folder: Path, limit_s: float = LAUNCH_LIMIT_S) -> None:
+        """Have it launch; it ends, and says where it is, when that takes too long."""
+        request = {
+            "fault": dataclasses.asdict(fault),
+            "folder": str(folder),
+            "limit_s": limit_s,
+        }
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer, or the end, can be read without waiting."""
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def answer(self) -> Answer | None:
         """What came of the launch; None when the process ended instead."""
@@ -234,23 +250,30 @@ class LaunchProcess:
         """
         found = self.descendants()
         if self.alive:
-            for nursery in psutil.Process(self.process.pid).children():
-                idle = {child.pid for child in nursery.children()} - set(pids)
-                found -= {nursery.pid, *idle}
-        return found
+            found -= {
+                child.pid for child in psutil.Process(self.process.pid).children()
+            }
+        return found - (self.idle_ranks() - set(pids))
 
-    def files_left(self, pids: list[int]) -> set[Path]:
-        """Temporary files that should be gone: all but those of its nursery.
+    def files_left(self) -> set[Path]:
+        """Temporary files that should be gone: all but one folder for each idle rank.
 
         torch makes a folder for compiled code, the same for all of a user's processes.
         """
         found = set(self.temporary.glob("*"))
         found -= set(self.temporary.glob("torchinductor_*"))
-        if self.alive:
-            for home in self.temporary.glob("labkit-*"):
-                ended = {home / str(pid) for pid in pids}
-                found = found - {home} | ended & set(home.glob("*"))
-        return found
+        if not self.alive:
+            return found
+        of_ranks = set(self.temporary.glob("labkit-*/*"))
+        found -= set(self.temporary.glob("labkit-*"))
+        return found | of_ranks if len(of_ranks) > len(self.idle_ranks()) else found
+
+    def idle_ranks(self) -> set[int]:
+        """Processes that its nursery has forked."""
+        return {rank.pid for nursery in self.nurseries() for rank in nursery.children()}
+
+    def nurseries(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children() if self.alive else []
 
     def descendants(self) -> set[int]:
         """All running processes that come from it."""

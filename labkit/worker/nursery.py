@@ -23,9 +23,11 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -79,6 +81,9 @@ class Nursery:
         self.kernel_pid = os.getppid()
         self.ranks: dict[int, int] = {}  # the job of each, by process id
         self.spares: list[Spare] = []
+        self.home = tempfile.mkdtemp(prefix="labkit-")
+        self.num_folders = 0  # ever made in it, one for each fork
+        self.folders: dict[int, str] = {}  # of ranks and spares, by process id
         self.wanted_spares = FIRST_SPARES
         self.buffer = b""
         self.descriptors: list[int] = []
@@ -170,6 +175,7 @@ class Nursery:
         nursery_pid = os.getpid()
         ours, theirs = socket.socketpair()
         try:
+            folder = self.make_folder()
             with warnings.catch_warnings():
                 # From Python 3.12 fork warns about threads. The only ones here are
                 # those of math libraries, which take care of themselves at a fork.
@@ -185,16 +191,26 @@ class Nursery:
                 ours.close()
                 if job_fd is not None:
                     os.close(job_fd)
-                self.become_rank(nursery_pid, theirs)
+                self.become_rank(nursery_pid, theirs, folder)
             except BaseException:
                 traceback.print_exc()  # to the nursery's file, which launches quote
             finally:
                 os._exit(70)  # a rank ends by itself; EX_SOFTWARE if it ever does not
         theirs.close()
+        self.folders[pid] = folder
         self.spares.append(Spare(pid, ours))
         return None
 
-    def become_rank(self, nursery_pid: int, channel: socket.socket) -> None:
+    def make_folder(self) -> str:
+        """A temporary folder for a process that is about to be forked."""
+        self.num_folders += 1
+        path = os.path.join(self.home, str(self.num_folders))
+        os.makedirs(path, mode=0o700)  # home too, should it have been tidied away
+        return path
+
+    def become_rank(
+        self, nursery_pid: int, channel: socket.socket, folder: str
+    ) -> None:
         """In the child: undo what belongs to the nursery, wait for the job, do it."""
         os.setsid()
         end_with_parent(nursery_pid)
@@ -209,7 +225,7 @@ class Nursery:
         for fd in (self.alive_write, self.child_read, self.child_write):
             os.close(fd)
         entry = sys.modules["labkit.worker.entry"]
-        entry.get_ready(self.alive_read)
+        entry.get_ready(self.alive_read, folder)
         rank, descriptors, _, _ = socket.recv_fds(channel, 16, 1)
         channel.close()
         if rank:  # else the nursery is gone
@@ -227,6 +243,7 @@ class Nursery:
                 continue
             end_session(pid)
             _, status, used = os.wait4(pid, 0)
+            shutil.rmtree(self.folders.pop(pid), ignore_errors=True)
             if pid in self.ranks:
                 del self.ranks[pid]
                 self.send(
@@ -255,6 +272,7 @@ class Nursery:
         """The kernel is gone: end every rank, then the nursery."""
         for pid in [*self.ranks, *(spare.pid for spare in self.spares)]:
             end_session(pid)
+        shutil.rmtree(self.home, ignore_errors=True)
         os._exit(0)
 
 

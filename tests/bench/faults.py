@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import re
 import signal
@@ -42,6 +41,7 @@ MOST_STEPS = 12  # before a fault
 STALL_S = {"hang": 2.0} | dict.fromkeys(MISMATCHES, 5.0)
 LIMIT_S = {"raise": 2.0, "exit": 1.0, KERNEL_KILLED: 2.0, INTERRUPTED: 2.0}
 LIMIT_S |= dict.fromkeys(SIGNALS, 1.0)  # those with a stall_s have no limit here
+FROM_OUTSIDE = {KERNEL_KILLED: signal.SIGKILL, INTERRUPTED: signal.SIGINT}
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -68,9 +68,10 @@ class Round:
     words: str
 
     @property
-    def good(self) -> bool:
-        clean = not (self.orphans or self.files or self.new_descriptors)
-        return self.named and clean and self.in_time
+    def right(self) -> bool:
+        """Whether all but the time is as it should be."""
+        left = self.orphans or self.files or self.new_descriptors
+        return self.named and not left
 
     @property
     def in_time(self) -> bool:
@@ -117,46 +118,49 @@ def play(faults: list[Fault], folder: Path) -> Iterator[Round]:
         yield play_one(process, fault, own)
     process.end()
     assert not outlive(lambda: process.left_over([])), "ranks outlived the kernel"
-    assert not outlive(lambda: process.files_left([])), "files outlived the kernel"
+    assert not outlive(process.files_left), "files outlived the kernel"
 
 
-def play_one(process: LaunchProcess, fault: Fault, folder: Path) -> Round:
+def play_one(
+    process: LaunchProcess, fault: Fault, folder: Path, limit_s: float = LAUNCH_LIMIT_S
+) -> Round:
     """Launch, have the fault, and look at what was said and what is left."""
     shared = shared_memory()
-    process.send(fault, folder)
-    struck = folder / "struck"
-    struck_at = strike(process, fault, struck)
+    process.send(fault, folder, limit_s)
+    if fault.kind in FROM_OUTSIDE:
+        strike(process, fault, folder / "struck")
     answer = process.answer()
     pids = answer.pids if answer else []
     orphans = outlive(lambda: process.left_over(pids))
-    ended_at = answer.ended_at if answer else time.time()
-    if struck_at is None and struck.exists():
-        struck_at = float(struck.read_text())
-    ended = answer is not None or fault.kind == KERNEL_KILLED
-    files = outlive(lambda: process.files_left(pids))
+    gone_at = time.time()
+    files = outlive(process.files_left)
     files |= abandoned(shared_memory() - shared)
+    ended_at = gone_at if fault.kind == KERNEL_KILLED else answer and answer.ended_at
     return Round(
         fault=fault,
         named=names_culprit(fault, answer),
-        detection_s=ended_at - struck_at if ended and struck_at else None,
+        detection_s=seconds_since(folder / "struck", ended_at),
         orphans=sorted(orphans),
         files=sorted(map(str, files)),
         new_descriptors=process.new_descriptors(answer) if answer else 0,
-        words=f"{answer.error} {answer.text}{answer.printed}"
-        if answer
-        else process.stderr.read_text(),
+        words=answer.words if answer else process.stderr.read_text(),
     )
 
 
-def strike(process: LaunchProcess, fault: Fault, struck: Path) -> float | None:
-    """Have a fault that comes from outside, when; None for one that ranks have."""
-    numbers = {KERNEL_KILLED: signal.SIGKILL, INTERRUPTED: signal.SIGINT}
-    if fault.kind not in numbers:
+def strike(process: LaunchProcess, fault: Fault, struck: Path) -> None:
+    """Have a fault that comes from outside, once its rank is at its step."""
+    wait_until(lambda: struck.exists() or process.answered, 2 * LAUNCH_LIMIT_S)
+    now = struck.with_name("now")
+    now.write_text(repr(time.time()))
+    now.replace(struck)  # whatever the rank may still write goes to its own file
+    process.process.send_signal(FROM_OUTSIDE[fault.kind])
+
+
+def seconds_since(struck: Path, ended_at: float | None) -> float | None:
+    """From the fault to the end, None when one of them did not come."""
+    if ended_at is None or not struck.exists():
         return None
-    wait_until(lambda: struck.exists() or not process.alive, LAUNCH_LIMIT_S)
-    struck_at = time.time()
-    process.process.send_signal(numbers[fault.kind])
-    return struck_at
+    return ended_at - float(struck.read_text())
 
 
 def names_culprit(fault: Fault, answer: Answer | None) -> bool:
@@ -260,7 +264,7 @@ def measure(rounds: int, seed: int | None) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         for one in play(choose(rounds, seed), Path(folder)):
             played.append(one)
-            if not one.good:
+            if not (one.right and one.in_time):
                 print(failure(one), flush=True)
     totals = {
         "culprits": sum(one.named for one in played),
@@ -269,7 +273,7 @@ def measure(rounds: int, seed: int | None) -> dict:
         "leaked_files": sum(len(one.files) for one in played),
         "leaked_descriptors": max((one.new_descriptors for one in played), default=0),
     }
-    met = all(one.good for one in played)
+    met = all(one.right and one.in_time for one in played)
     print(table(played))
     print(", ".join(f"{name} {number}" for name, number in totals.items()))
     print(
