@@ -195,9 +195,16 @@ def expected(fault: Fault) -> str:
 
 def outlive(find: Callable[[], set]) -> set:
     """What is still found after the time that it has to go away."""
+    found: set = set()
+
+    def is_gone() -> bool:
+        nonlocal found
+        found = find()
+        return not found
+
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not find(), GONE_S)
-    return find()
+        wait_until(is_gone, GONE_S)
+    return found
 
 
 def shared_memory() -> set[Path]:
