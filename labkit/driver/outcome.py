@@ -51,7 +51,8 @@ def find_failure(
     if end.status == -signal.SIGABRT:  # as gloo does when sizes differ
         if now_s <= end.time_s + PULSE_S:
             return None  # its peers have not yet written what they called
-        if cause := stall.cause():
+        stall.read()
+        if cause := stall.disagreement:
             evidence = cause[0].upper() + cause[1:]
             text = f"{text}\n\n{stall.table()}"
     return fail(telemetry, rank, end.what, text, evidence)

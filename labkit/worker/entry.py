@@ -18,6 +18,7 @@ import faulthandler
 import json
 import linecache
 import mmap
+import multiprocessing
 import os
 import pickle
 import re
@@ -56,7 +57,7 @@ MAX_TEXT = 100_000  # characters of an error's text in its event
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
-def get_ready(alive_fd: int) -> None:
+def get_ready(alive_fd: int, folder: str) -> None:
     """What can be done before the job is known.
 
     A forked process shares its parent's memory page by page until it writes to it, and
@@ -65,6 +66,7 @@ def get_ready(alive_fd: int) -> None:
     takes from the job to the first collective are then spent already.
     """
     threading.Thread(target=end_with_nursery, args=[alive_fd], daemon=True).start()
+    keep_sockets_in(folder)
     buffer_lines_of_c()
     replace_environment(dict(os.environ, GLOO_SOCKET_IFNAME=LOOPBACK))
     numpy.random.seed()  # else every rank would draw the nursery's numbers
@@ -202,6 +204,15 @@ def end_with_nursery(alive_fd: int) -> None:
     """Wait for the end of file that the nursery's death brings, then end everything."""
     os.read(alive_fd, 1)
     os.killpg(0, signal.SIGKILL)
+
+
+def keep_sockets_in(folder: str) -> None:
+    """Have multiprocessing use a folder that the nursery removes after this rank.
+
+    Its own would stay among the temporary files for good, one for each data-loader
+    process: it is removed at an orderly exit only, and a rank's end is none.
+    """
+    multiprocessing.current_process()._config["tempdir"] = folder
 
 
 def adopt_kernel(header: dict[str, Any], rank: int, ranks: int) -> None:

@@ -28,9 +28,11 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -87,6 +89,9 @@ class Nursery:
         self.kept: dict[int, socket.socket] = {}  # channels of ranks that get more jobs
         self.idle: set[int] = set()  # those of them that wait for it
         self.spares: list[Spare] = []
+        self.home = tempfile.mkdtemp(prefix="labkit-")
+        self.num_folders = 0  # ever made in it, one for each fork
+        self.folders: dict[int, str] = {}  # of ranks and spares, by process id
         self.wanted_spares = FIRST_SPARES
         self.buffer = b""
         self.descriptors: list[int] = []
@@ -226,6 +231,7 @@ class Nursery:
         ours = theirs = None
         try:
             ours, theirs = socket.socketpair()
+            folder = self.make_folder()
             with warnings.catch_warnings():
                 # From Python 3.12 fork warns about threads. The only ones here are
                 # those of math libraries, which take care of themselves at a fork.
@@ -242,16 +248,26 @@ class Nursery:
                 ours.close()
                 if job_fd is not None:
                     os.close(job_fd)
-                self.become_rank(nursery_pid, theirs)
+                self.become_rank(nursery_pid, theirs, folder)
             except BaseException:
                 traceback.print_exc()  # to the nursery's file, which launches quote
             finally:
                 os._exit(70)  # a rank ends by itself; EX_SOFTWARE if it ever does not
         theirs.close()
+        self.folders[pid] = folder
         self.spares.append(Spare(pid, ours))
         return None
 
-    def become_rank(self, nursery_pid: int, channel: socket.socket) -> None:
+    def make_folder(self) -> str:
+        """A temporary folder for a process that is about to be forked."""
+        self.num_folders += 1
+        path = os.path.join(self.home, str(self.num_folders))
+        os.makedirs(path, mode=0o700)  # home too, should it have been tidied away
+        return path
+
+    def become_rank(
+        self, nursery_pid: int, channel: socket.socket, folder: str
+    ) -> None:
         """In the child: undo what belongs to the nursery, wait for the job, do it."""
         os.setsid()
         end_with_parent(nursery_pid)
@@ -266,7 +282,7 @@ class Nursery:
         for fd in (self.alive_write, self.child_read, self.child_write):
             os.close(fd)
         entry = sys.modules["labkit.worker.entry"]
-        entry.get_ready(self.alive_read)
+        entry.get_ready(self.alive_read, folder)
         entry.serve(channel)
 
     def reap(self) -> None:
@@ -276,6 +292,7 @@ class Nursery:
                 continue
             end_session(pid)
             _, status, used = os.wait4(pid, 0)
+            shutil.rmtree(self.folders.pop(pid), ignore_errors=True)
             if pid in self.ranks:
                 job = self.ranks.pop(pid)
                 self.idle.discard(pid)
@@ -308,6 +325,7 @@ class Nursery:
         """The kernel is gone: end every rank, then the nursery."""
         for pid in [*self.ranks, *(spare.pid for spare in self.spares)]:
             end_session(pid)
+        shutil.rmtree(self.home, ignore_errors=True)
         os._exit(0)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
@@ -127,6 +128,30 @@ def test_a_broken_torch_is_reported_with_its_own_words(tmp_path):
     assert done.returncode == 1
     assert "StartFailed" in done.stderr
     assert "libtorch is broken" in done.stderr
+
+
+LOADER = """
+import glob, sys, torch
+import labkit as lk
+
+def work(worker):
+    batches = iter(torch.utils.data.DataLoader(range(100), num_workers=1))
+    next(batches)
+    return len(glob.glob(f"{sys.argv[1]}/labkit-*/*/listener-*"))
+
+assert max(lk.launch(work, ranks=2).results.values()) > 0
+"""
+
+
+def test_data_loaders_leave_nothing_in_the_temporary_folder():
+    """Their processes have sockets there, and a rank's end does not let them tidy."""
+    with tempfile.TemporaryDirectory() as folder:  # a short name, as sockets need
+        environment = os.environ | {"TMPDIR": folder}
+        subprocess.run(
+            [sys.executable, "-c", LOADER, folder], env=environment, check=True
+        )
+        left = {name.partition("_")[0] for name in os.listdir(folder)}
+    assert left <= {"torchinductor"}  # torch's own, one for all processes of a user
 
 
 def test_ranks_can_be_stopped_before_they_are_forked():

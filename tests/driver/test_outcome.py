@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import labkit as lk
 from labkit.core import events
+from labkit.core.pulse import Call, Pulse
 from labkit.driver.death import End
 from labkit.driver.outcome import ECHO_WAIT_S, find_failure
 from labkit.driver.stall import StallWatch
@@ -76,6 +77,23 @@ def test_a_rank_that_ended_after_its_own_error_is_no_silent_end(telemetry):
 def test_a_rank_that_has_delivered_is_well(telemetry):
     telemetry.take(0, events.encode({"kind": events.RESULT}))
     assert failure(telemetry, {0: End(status=0, time_s=1.0)}, 2.0) is None
+
+
+@pytest.mark.parametrize(("number", "told"), [(1, True), (2, False)])
+def test_an_abort_is_explained_by_calls_that_differ_only(telemetry, number, told):
+    """Peers that wait for the rank that aborted do so because of it."""
+    for rank in range(2):
+        call = Call(
+            group="0", number=1 if rank else number, kind="all_reduce",
+            elements=[4 + rank], dtype="float32", waiting=True, time_s=1.0,
+        )  # fmt: skip
+        pulse = Pulse(time_s=1.0, state="running", calls=[call], groups={"0": [0, 1]})
+        path = telemetry.tails[rank].path.with_name(f"rank-{rank}.pulse")
+        path.write_bytes(pulse.to_line())
+    ends = {1: End(status=-signal.SIGABRT, time_s=1.3, what="aborted")}
+    verdict = failure(telemetry, ends, math.inf).verdict
+    assert ("anks called different collectives" in verdict) == told
+    assert "has not come to it" not in verdict
 
 
 # On real ranks
