@@ -173,7 +173,9 @@ class Monitor:
             self.warning = self.stall.disagreement
             return FINISHED
         if self.error is None and not self.stop_asked:
-            self.error = self.find_failure()
+            self.error = self.find_failure() or LabkitError(
+                "a rank ended its part without a result or an error; see run.logs(rank)"
+            )
         return STOPPED if self.error is None else FAILED
 
     def write_end(self, status: str) -> None:

@@ -122,8 +122,13 @@ class Rank:
         run_dir = Path(header["run_dir"])
         self.redirect(run_dir)
         spec = LaunchSpec(**header["spec"])
-        emitter = Emitter(run_dir, self.number, spec.started_at)
-        self.pulse.begin(run_dir, spec.started_at, emitter.origin)
+        try:
+            emitter = Emitter(run_dir, self.number, spec.started_at)
+            self.pulse.begin(run_dir, spec.started_at, emitter.origin)
+        except OSError as error:
+            print(f"rank {self.number} cannot write to {run_dir}: {error}")
+            flush_output()
+            return 1
         worker = None
         try:
             adopt_kernel(header, self.number, spec.ranks)
@@ -148,7 +153,12 @@ class Rank:
             self.leave_if_copy(error)
             step = worker.step if worker and worker.num_logs else None
             self.pulse.change(FAILED, error)
-            emitter.emit(events.ERROR, describe(error, step))
+            event = describe(error, step)
+            try:
+                emitter.emit(events.ERROR, event)
+            except OSError as failure:  # the disk is full
+                print(event["traceback"])
+                print(f"rank {self.number} cannot write to {run_dir}: {failure}")
             return 1
         finally:
             emitter.close()

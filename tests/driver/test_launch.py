@@ -410,6 +410,34 @@ def test_a_script_that_ends_while_a_run_works_ends_quietly():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_full_disk_is_named(tmp_path):
+    """A file system of 2 MB, in which telemetry finds no room."""
+    script = tmp_path / "full.py"
+    script.write_text(
+        "import labkit as lk\n"
+        "try:\n"
+        "    lk.launch(lambda worker: worker.rank, 8, live=False)\n"
+        "except lk.LabkitError as error:\n"
+        "    print(error)\n"
+    )
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = (
+        f"mount -t tmpfs -o size=1m tmpfs {folder} && exec {sys.executable} {script}"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"XDG_STATE_HOME": str(folder)},
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip("no file system may be mounted here")
+    assert "cannot write to" in done.stdout, done.stderr
+    assert "No space left on device" in done.stdout
+
+
 def test_start_returns_at_once_and_wait_gives_the_run():
     run = lk.start(lambda worker: worker.rank, ranks=2)
     assert run.wait() is run

@@ -283,6 +283,19 @@ def test_ranks_end_when_the_kernel_is_restarted(folder):
         assert wait_until_gone(pids) == []
 
 
+def test_two_notebooks_run_at_once(kernel, folder):
+    with started(folder) as other:
+        other.run("import labkit as lk\nfrom time import sleep as worker_rest")
+        for one in (kernel, other):
+            one.run(ENDLESS + "run = lk.start(endless, ranks=2)")
+        for one in (kernel, other):
+            one.run("while run.telemetry.last_step(1) is None: worker_rest(0.01)")
+            assert value(one, "run.status") == "running"
+        for one in (kernel, other):
+            one.run("run.stop()")
+            assert value(one, "run.wait().status") == "stopped"
+
+
 def test_ranks_end_when_the_kernel_is_shut_down(folder):
     with started(folder) as kernel:
         kernel.run("import labkit as lk\nfrom time import sleep as worker_rest")
