@@ -32,12 +32,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import labkit as lk
 from labkit.driver.launcher import LAUNCHER
+from tests.processes import MARK, marked
 
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM")
 MISMATCHES = ("other kind", "other size", "returns early")
 KERNEL_KILLED, INTERRUPTED = "kernel killed", "interrupted"
 KINDS = ("raise", "exit", *SIGNALS, *MISMATCHES, "hang", KERNEL_KILLED, INTERRUPTED)
-MARK = "LABKIT_TEST_LAUNCH_PROCESS"
 LAUNCH_LIMIT_S = 60  # of one launch, the import of torch included
 WIDTH = 4
 
@@ -277,9 +277,4 @@ class LaunchProcess:
 
     def descendants(self) -> set[int]:
         """All running processes that come from it."""
-        found = set()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark:
-                    found.add(process.pid)
-        return found - {self.process.pid}
+        return marked(self.mark) - {self.process.pid}

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
 import psutil
+
+MARK = "LABKIT_TEST_MARK"  # in the environment that a process is started with
+
+
+def marked(mark: str) -> set[int]:
+    """All processes that were started with a mark, or come from such a one."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                found.add(process.pid)
+    return found
 
 
 def is_running(pid: int) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.bench.faults import choose, failure, names_culprit, outlive, play, play_one
 from tests.faults import KINDS, Answer, Fault, LaunchProcess
+from tests.processes import MARK
 
 SEED = 7
 ROUNDS = len(KINDS) + 1
@@ -72,7 +73,7 @@ def test_a_launch_that_hangs_is_ended_and_shown(process, folder):
 
 
 def test_an_orphan_is_seen(process, folder):
-    environment = {"LABKIT_TEST_LAUNCH_PROCESS": process.mark}
+    environment = {MARK: process.mark}
     with subprocess.Popen([sys.executable, "-c", "input()"], env=environment,
                           stdin=subprocess.PIPE) as orphan:  # fmt: skip
         process.end()
