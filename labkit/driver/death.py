@@ -77,7 +77,7 @@ class Coroner:
     def explain_kill(self, peak_bytes: int) -> tuple[str, str]:
         """Signal 9 comes without a word, from the system or from anybody."""
         name = signal_name(signal.SIGKILL)
-        used = f"It had used up to {peak_bytes / 1e9:.1f} GB"
+        used = f"The rank had used up to {peak_bytes / 1e9:.1f} GB"
         limit = f"{machine.usable_memory() / 1e9:.1f} GB"
         kills = self.count_kills()
         if not kills:

@@ -71,8 +71,8 @@ def left_early(pulses: Pulses) -> str | None:
         other = gone[0]
         mine, theirs = pulses[rank], pulses[other]
         sentence = (
-            f"rank {other} finished after {theirs.last_number(call.group)} "
-            f"collectives, rank {rank} is waiting in its {ordinal(call.number)} "
+            f"rank {other} finished after {count(theirs.last_number(call.group))}, "
+            f"rank {rank} is waiting in its {ordinal(call.number)} "
             f"({describe(call, mine, number=False)})"
         )
         if theirs.num_logs and mine.num_logs:
@@ -197,8 +197,8 @@ def last_call(pulse: Pulse) -> Call | None:
 
 def doing(pulse: Pulse, call: Call | None, now_s: float) -> str:
     silence = now_s - pulse.time_s
-    if pulse.state in (FINISHED, JOINING):
-        return pulse.state
+    if pulse.state == FINISHED:
+        return FINISHED
     if silence > 3:
         return f"silent for {silence:.0f} s"
     if call is not None and call.waiting:
@@ -238,6 +238,10 @@ def alike(words: dict[int, str]) -> list[tuple[str, list[int]]]:
 def name_ranks(ranks: list[int]) -> str:
     plural = "rank" if len(ranks) == 1 else "ranks"
     return f"{plural} {', '.join(map(str, ranks))}"
+
+
+def count(number: int) -> str:
+    return f"{number} collective" + ("" if number == 1 else "s")
 
 
 def ordinal(number: int) -> str:

@@ -55,7 +55,7 @@ class Launcher:
             where = f"step {max(logged)}" if logged else "no step logged yet"
             raise RunInProgress(
                 f"{run.name} is still running ({run.ranks} ranks, {where}); wait for "
-                "it with run.wait(), or end it with run.stop()"
+                "it with its wait(), or end it with its stop()"
             )
 
     def start_ranks(self, request: Request, hand_over: HandOver) -> Run:
@@ -105,6 +105,7 @@ def watch(run: Run, *, in_background: bool) -> None:
             ended=run.monitor.ended,
             lines=run.monitor.lines if in_background else None,
             stop=run.stop if in_background else None,
+            closing=run.closing if in_background else None,
         )
         run.view.start()
 

@@ -65,7 +65,19 @@ def fail(
     where = "before its first log" if step is None else f"after step {step}"
     others = [other for other in telemetry.tails if other != rank]
     verdict = f"rank {rank} {what} ({where})"
-    stopped = [other for other in others if other not in telemetry.results]
+    failed = [
+        other
+        for other in others
+        if other in telemetry.errors and not telemetry.errors[other].get("lost_peer")
+    ]
+    if failed:
+        plural = "rank" if len(failed) == 1 else "ranks"
+        verdict += f"; {plural} {', '.join(map(str, failed))} raised as well"
+    stopped = [
+        other
+        for other in others
+        if other not in telemetry.results and other not in failed
+    ]
     if stopped:
         plural, were = ("rank", "was") if len(stopped) == 1 else ("ranks", "were")
         listed = ", ".join(map(str, stopped))

@@ -178,7 +178,10 @@ class Ranks:
             if run.done and self._processes:
                 if why := self._unusable(run):
                     self._drop()
-                    print(f"the ranks were ended and their state is lost: {why}")
+                    print(
+                        f"the ranks were ended and their state is lost: {why}. The "
+                        "next call starts fresh ones"
+                    )
                 elif run.status != "finished":
                     print(KEPT)
 
@@ -187,7 +190,7 @@ class Ranks:
         (processes,) = self._processes
         if processes.statuses and not processes.kill_asked:
             gone = ", ".join(map(str, sorted(processes.statuses)))
-            return f"rank {gone} has ended"
+            return f"the process of rank {gone} has ended"
         if not processes.usable:
             return "not all of them came back from what they did"
         stall = run.monitor.stall

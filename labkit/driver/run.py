@@ -19,7 +19,7 @@ from labkit.driver.interrupt import Interrupts
 from labkit.driver.monitor import STOPPED, Monitor
 from labkit.driver.results import Results
 from labkit.driver.telemetry import Telemetry, visible
-from labkit.view.live import in_notebook
+from labkit.view.live import in_notebook, show_figures
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -119,6 +119,14 @@ class Run:
         if self.monitor is not None:
             self.monitor.stop()
 
+    def closing(self) -> str:
+        """How it ended, for the cell that started it and went on; empty if well."""
+        if self.monitor.error is not None:
+            return str(self.monitor.error)
+        if self.monitor.status == STOPPED:
+            return f"stopped by you {self.monitor.where()}"
+        return ""
+
     @property
     def metrics(self) -> pd.DataFrame:
         """One row per `worker.log` call, ordered by step and rank.
@@ -166,6 +174,7 @@ class Run:
         from labkit.view import figure  # matplotlib is loaded by those who draw
 
         self._refresh()
+        show_figures()
         return figure.draw(self.telemetry.tables(), self.title)
 
     def logs(self, rank: int) -> str:
@@ -219,7 +228,7 @@ class Run:
         if monitor.warning is not None:
             warnings.warn(f"the run finished, but {monitor.warning}", stacklevel=3)
         if monitor.status == STOPPED:
-            print(f"stopped by you {monitor.where()}")
+            print(self.closing())
         return self
 
     async def _wait_async(self) -> Run:

@@ -36,6 +36,15 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+def show_figures() -> None:
+    """Let a notebook show a figure that is a cell's last value, without pyplot."""
+    if in_notebook():
+        from IPython import get_ipython
+        from IPython.core.pylabtools import select_figure_formats
+
+        select_figure_formats(get_ipython(), {"png"})
+
+
 class LiveView:
     """Draws tables until `ended` is set, then once more in full resolution."""
 
@@ -47,6 +56,7 @@ class LiveView:
         ended: threading.Event,
         lines: queue.SimpleQueue[str | None] | None,
         stop: Callable[[], None] | None,
+        closing: Callable[[], str] | None = None,
     ) -> None:
         """Show an empty figure in the cell that runs now.
 
@@ -58,12 +68,14 @@ class LiveView:
             lines: what ranks print, to be shown below the figure; None if the cell
                 prints it.
             stop: what a Stop button does, from a thread; None for no button.
+            closing: what to say below the lines at the end; None if the cell says it.
         """
         self.tables = tables
         self.num_rows = num_rows
         self.title = title
         self.ended = ended
         self.lines = lines
+        self.closing = closing
         self.recent: deque[str] = deque(maxlen=SHOWN_LINES)
         self.num_lines = 0
         self.redraws = 0
@@ -108,6 +120,9 @@ class LiveView:
             self.update(live.render(panels(self.tables())))
             self.redraws += 1
             self.cpu_s += time.thread_time() - began_cpu
+        if self.closing and (words := self.closing()):
+            for line in words.splitlines():
+                self.lines.put(line)
         self.show_lines()
         self.update(canvas.static_png(self.tables(), self.title))
 

@@ -57,7 +57,7 @@ MAX_TEXT = 100_000  # characters of an error's text in its event
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
-def get_ready(alive_fd: int, folder: str) -> None:
+def get_ready(alive_fd: int, folder: str) -> PulseWriter:
     """What can be done before the job is known.
 
     A forked process shares its parent's memory page by page until it writes to it, and
@@ -73,10 +73,12 @@ def get_ready(alive_fd: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1))
+    pulse = PulseWriter()
     dist.destroy_process_group()
+    return pulse
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: socket.socket, pulse: PulseWriter) -> None:
     """Wait for a job and do it; if this rank is to be kept, wait for the next one."""
     role, descriptors, _, _ = socket.recv_fds(channel, 64, 1)
     if not role:
@@ -84,7 +86,7 @@ def serve(channel: socket.socket) -> None:
     role = json.loads(role)
     if not role["keep"]:
         channel.close()
-    rank = Rank(role["rank"], role["keep"])
+    rank = Rank(role["rank"], role["keep"], pulse)
     while descriptors:
         status = rank.run(descriptors[0])
         if not role["keep"] or rank.store is None:
@@ -103,12 +105,12 @@ class Rank:
         store: how it found its peers; None while it has not.
     """
 
-    def __init__(self, number: int, keep: bool) -> None:
+    def __init__(self, number: int, keep: bool, pulse: PulseWriter) -> None:
         self.number = number
         self.keep = keep
         self.pid = os.getpid()
         self.state = SimpleNamespace()
-        self.pulse = PulseWriter(number)
+        self.pulse = pulse
         self.store: dist.Store | None = None
         self.crash: TextIO | None = None
 
@@ -124,7 +126,7 @@ class Rank:
         spec = LaunchSpec(**header["spec"])
         try:
             emitter = Emitter(run_dir, self.number, spec.started_at)
-            self.pulse.begin(run_dir, spec.started_at, emitter.origin)
+            self.pulse.begin(run_dir, self.number, spec.started_at, emitter.origin)
         except OSError as error:
             print(f"rank {self.number} cannot write to {run_dir}: {error}")
             flush_output()

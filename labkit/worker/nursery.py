@@ -275,15 +275,14 @@ class Nursery:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it does the learner's part
         self.control.close()
         for other in (*(spare.channel for spare in self.spares), *self.kept.values()):
             other.close()
         for fd in (self.alive_write, self.child_read, self.child_write):
             os.close(fd)
         entry = sys.modules["labkit.worker.entry"]
-        entry.get_ready(self.alive_read, folder)
-        entry.serve(channel)
+        entry.serve(channel, entry.get_ready(self.alive_read, folder))
 
     def reap(self) -> None:
         """Report ranks that ended, after ending what they left behind."""

@@ -61,18 +61,26 @@ TERMINATE = ctypes.CFUNCTYPE(None)
 class PulseWriter:
     """Writes `rank-N.pulse` from a thread of its own until the process ends."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.main = threading.main_thread().ident
         self.world: dist.ProcessGroup | None = None
+        self.worker: Worker | None = None
+        self.raised_in: FrameType | None = None  # the innermost frame of its error
+        self.state = JOINING
+        self.started_at = self.origin = self.began_at = 0.0
         self.fd: int | None = None
+        self.begun = threading.Event()
+        threading.Thread(target=self.beat, name="labkit pulse", daemon=True).start()
+        self.write_at_abort()
+        self.take().to_line()  # the first time costs the most, and is not a run's
 
-    def begin(self, run_dir: Path, started_at: float, origin: float) -> None:
+    def begin(self, run_dir: Path, rank: int, started_at: float, origin: float) -> None:
         """Write for a run from now on.
 
         Args:
             run_dir: the run's directory.
+            rank: this rank.
             started_at: when the run was started, seconds since the epoch.
             origin: the same on time.perf_counter.
         """
@@ -82,27 +90,26 @@ class PulseWriter:
             self.origin = origin
             self.began_at = time.time()  # older collectives are not this run's
             self.state = JOINING
-            self.worker: Worker | None = None
-            self.raised_in: FrameType | None = None  # the innermost frame of its error
-            path = run_dir / f"rank-{self.rank}.pulse"
+            self.worker = self.raised_in = None
+            path = run_dir / f"rank-{rank}.pulse"
             self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.write()
+            first = Pulse(time_s=time.perf_counter() - origin, state=JOINING)
+            os.pwrite(self.fd, first.to_line(), 0)
+        self.begun.set()
         if before is not None:
             os.close(before)
-            return
-        threading.Thread(target=self.beat, name="labkit pulse", daemon=True).start()
-        self.write_at_abort()
 
     def beat(self) -> None:
+        self.begun.wait()
         while True:
             time.sleep(PULSE_S)  # the period itself; nothing is waited for
             self.write()
 
     def follow(self, worker: Worker) -> None:
-        """The rank has joined; its steps are this handle's."""
+        """The rank has joined; its steps are this handle's. The next pulse tells."""
         self.worker = worker
         self.world = dist.group.WORLD
-        self.change(RUNNING)
+        self.state = RUNNING
 
     def change(self, state: str, error: BaseException | None = None) -> None:
         """Write at once that this rank is in another state, raised by `error`."""
@@ -113,6 +120,8 @@ class PulseWriter:
         self.write()
 
     def write(self) -> None:
+        if self.fd is None:
+            return
         with self.lock:
             try:
                 os.pwrite(self.fd, self.take().to_line(), 0)

@@ -132,6 +132,29 @@ def test_start_leaves_the_kernel_free_and_draws_under_its_own_cell(kernel):
     assert other.displays == []
 
 
+def test_a_started_run_that_fails_says_so_under_its_cell(kernel):
+    request = kernel.send(
+        "def fail(worker):\n    raise ValueError('own')\nrun = lk.start(fail, ranks=2)"
+    )
+    own = kernel.collect(request)
+    assert own.error is None
+    cell = kernel.run("run.monitor.ended.wait(); run.view.finish()")
+    texts = [bundle.get("text/plain", "") for bundle in (*own.updates, *cell.updates)]
+    assert any("ValueError: own" in text and "failed first" in text for text in texts)
+
+
+def test_plot_shows_a_picture(kernel):
+    request = kernel.send("lk.launch(lambda w: w.log(loss=1.0), 2, live=False).plot()")
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=60)
+        if message["parent_header"].get("msg_id") != request:
+            continue
+        if message["msg_type"] == "execute_result":
+            assert "image/png" in message["content"]["data"]
+            return
+        assert message["msg_type"] != "error", message["content"]
+
+
 def test_await_in_a_cell_gives_the_finished_run(kernel):
     cell = kernel.run("(await lk.start(lambda w: w.rank, ranks=2)).status")
     assert cell.result == "'finished'"

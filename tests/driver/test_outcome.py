@@ -53,6 +53,15 @@ def test_an_error_leads_before_its_echo_whatever_the_clocks_say(telemetry):
     assert failure(telemetry, {}, 1.0).rank == 1
 
 
+def test_ranks_that_raise_too_are_not_said_to_be_stopped(telemetry):
+    raised(telemetry, 0, 2.0, BUG)
+    raised(telemetry, 2, 1.0, BUG)
+    assert failure(telemetry, {}, 2.0).verdict == (
+        "rank 2 failed first (before its first log); rank 0 raised as well; "
+        "rank 1 was stopped because of it"
+    )
+
+
 def test_an_echo_waits_for_the_end_of_the_rank_behind_it(telemetry):
     raised(telemetry, 0, 1.0, LOST)
     assert failure(telemetry, {}, 1.1) is None
